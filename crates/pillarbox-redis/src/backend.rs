@@ -11,7 +11,6 @@ use redis::Client;
 use redis::aio::ConnectionLike;
 use tokio::runtime::Handle;
 
-use crate::capabilities::{CAPABILITIES, PARTITIONED_CAPABILITIES};
 use crate::context::{BackendContext, REGISTRY_ROUTE};
 use crate::diagnose;
 use crate::failure::Failure;
@@ -19,7 +18,7 @@ use crate::format::{Keys, REGISTRY};
 use crate::layout::PartitionNumber;
 use crate::open_queues::OpenQueues;
 use crate::options::{RedisOptions, Settings, partitions_with_ttl};
-use crate::queue::RedisQueue;
+use crate::queue::{CAPABILITIES, PARTITIONED_CAPABILITIES, RedisQueue};
 use crate::queue_state::QueueState;
 use crate::reply::ReplyReader;
 use crate::retrying_client::RetryingClient;

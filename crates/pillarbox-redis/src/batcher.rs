@@ -12,12 +12,13 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 
 use pillarbox_core::BoxFuture;
-use pillarbox_core::internal::{Locked, lock};
+use pillarbox_core::internal::lock;
 use tokio::sync::{Semaphore, oneshot};
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use crate::caller::Caller;
-use crate::failure::Failure;
+use crate::failure::{Failure, Result};
+use crate::script_runner::ScriptRunner;
 
 /// Maximum number of queued requests; further callers wait before they queue theirs.
 const MAX_QUEUED: usize = 8192;
@@ -27,7 +28,6 @@ const MAX_BYTES: usize = 1 << 20;
 
 /// A kind of operation whose requests can be coalesced.
 pub(crate) trait Operation: Sized + Send + Sync + 'static {
-    type Executor: Executor;
     /// Request of one caller.
     type Request: Send + Sync + 'static;
     /// Answer to one caller.
@@ -41,26 +41,16 @@ pub(crate) trait Operation: Sized + Send + Sync + 'static {
     fn size(request: &Self::Request) -> (usize, usize);
 
     /// Returns whether two requests can share a call.
-    fn can_join(one: &Self::Request, other: &Self::Request) -> bool;
+    fn can_join(_one: &Self::Request, _other: &Self::Request) -> bool {
+        true
+    }
 
     /// Makes one call for all requests and answers each of them.
     fn call(
-        executor: &Arc<Self::Executor>,
+        runner: &Arc<ScriptRunner>,
         caller: &Caller,
         requests: &[Self::Request],
-    ) -> impl Future<Output = Result<Vec<Self::Answer>, Failure>> + Send;
-}
-
-/// What calls are made with.
-pub(crate) trait Executor: Send + Sync + 'static {
-    /// Creates a caller that the server does not know yet.
-    fn new_caller(&self) -> Caller;
-
-    /// Runs a task to its end, which closing waits for.
-    fn spawn(&self, task: impl Future<Output = ()> + Send + 'static);
-
-    /// Returns a token that closing waits for.
-    fn token(&self) -> TaskTrackerToken;
+    ) -> impl Future<Output = Result<Vec<Self::Answer>>> + Send;
 }
 
 /// Maximum size of a batch and number of batches.
@@ -73,7 +63,8 @@ pub(crate) struct Limits {
 }
 
 pub(crate) struct Batcher<O: Operation> {
-    executor: Arc<O::Executor>,
+    runner: Arc<ScriptRunner>,
+    /// Never locked across an await.
     state: Mutex<State<O>>,
     room: Semaphore,
     limits: Limits,
@@ -91,37 +82,32 @@ struct State<O: Operation> {
 
 struct Queued<O: Operation> {
     request: O::Request,
-    answer: oneshot::Sender<Result<O::Answer, Failure>>,
+    answer: Answered<O>,
 }
 
-/// Requests that share a call.
-struct Batch<O: Operation> {
-    caller: Caller,
-    requests: Vec<O::Request>,
-    answers: Vec<oneshot::Sender<Result<O::Answer, Failure>>>,
-}
+type Answered<O> = oneshot::Sender<Result<<O as Operation>::Answer>>;
+
+/// A caller, requests that share its call, and where their answers go.
+type Batch<O> = (Caller, Vec<<O as Operation>::Request>, Vec<Answered<O>>);
 
 /// The way in which a request is served.
 enum Admission<O: Operation> {
     /// By the caller itself, since nothing else is under way.
     Direct(Caller, O::Request),
     /// By a runner, which may have to be started.
-    Queued(Option<Caller>, oneshot::Receiver<Result<O::Answer, Failure>>),
+    Queued(Option<Caller>, oneshot::Receiver<Result<O::Answer>>),
 }
 
 impl<O: Operation> Batcher<O> {
-    pub(crate) fn new(executor: Arc<O::Executor>, limits: Limits) -> Arc<Self> {
+    pub(crate) fn new(runner: Arc<ScriptRunner>, limits: Limits) -> Arc<Self> {
         let state =
             State { queued: VecDeque::new(), idle: Vec::new(), running: 0, is_direct: false };
         let room = Semaphore::new(MAX_QUEUED);
-        Arc::new(Self { executor, state: Mutex::new(state), room, limits })
+        Arc::new(Self { runner, state: Mutex::new(state), room, limits })
     }
 
     /// Serves a request, together with those that are submitted at the same time.
-    pub(crate) async fn submit(
-        self: &Arc<Self>,
-        request: O::Request,
-    ) -> Result<O::Answer, Failure> {
+    pub(crate) async fn submit(self: &Arc<Self>, request: O::Request) -> Result<O::Answer> {
         // The semaphore is never closed.
         if let Ok(permit) = self.room.acquire().await {
             permit.forget();
@@ -129,27 +115,21 @@ impl<O: Operation> Batcher<O> {
         match self.admit(request) {
             Admission::Direct(caller, request) => {
                 self.room.add_permits(1);
-                CompleteOnDrop::new(&*self.executor, self.clone().call_directly(caller, request))
-                    .await
+                CompleteOnDrop::new(&self.runner, self.clone().call_directly(caller, request)).await
             }
             Admission::Queued(runner, answer) => {
                 if let Some(caller) = runner {
-                    self.executor.spawn(self.clone().run(caller));
+                    self.runner.context().spawn(self.clone().run(caller));
                 }
                 answer.await.unwrap_or(Err(Failure::Closed))
             }
         }
     }
 
-    /// Never held across an await.
-    fn lock(&self) -> Locked<'_, State<O>> {
-        lock(&self.state)
-    }
-
     fn admit(&self, request: O::Request) -> Admission<O> {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         let caller =
-            |state: &mut State<O>| state.idle.pop().unwrap_or_else(|| self.executor.new_caller());
+            |state: &mut State<O>| state.idle.pop().unwrap_or_else(|| self.runner.new_caller());
         if state.running == 0 && !state.is_direct {
             state.is_direct = true;
             return Admission::Direct(caller(&mut state), request);
@@ -168,10 +148,10 @@ impl<O: Operation> Batcher<O> {
         self: Arc<Self>,
         mut caller: Caller,
         request: O::Request,
-    ) -> Result<O::Answer, Failure> {
+    ) -> Result<O::Answer> {
         let answered = self.call(&mut caller, &[request]).await;
         {
-            let mut state = self.lock();
+            let mut state = lock(&self.state);
             state.is_direct = false;
             state.idle.push(caller);
         }
@@ -180,21 +160,15 @@ impl<O: Operation> Batcher<O> {
 
     /// Makes calls until no request is queued.
     async fn run(self: Arc<Self>, mut caller: Caller) {
-        while let Some(Batch { caller: active, requests, answers: waiting }) =
-            self.next_batch(caller)
-        {
+        while let Some((active, requests, answers)) = self.next_batch(caller) {
             caller = active;
             // A receiver that is gone is ignored; messages that were leased for it are released by drop.
             match self.call(&mut caller, &requests).await {
-                Ok(answers) => {
-                    for (waiting, answer) in waiting.into_iter().zip(answers) {
-                        let _ = waiting.send(Ok(answer));
-                    }
+                Ok(all) => {
+                    answers.into_iter().zip(all).for_each(|(to, one)| drop(to.send(Ok(one))));
                 }
                 Err(failure) => {
-                    for waiting in waiting {
-                        let _ = waiting.send(Err(failure.clone()));
-                    }
+                    answers.into_iter().for_each(|to| drop(to.send(Err(failure.clone()))));
                 }
             }
         }
@@ -203,7 +177,7 @@ impl<O: Operation> Batcher<O> {
     /// Takes the requests that fit into one call. If none is queued, the runner ends and its caller becomes
     /// idle.
     fn next_batch(&self, caller: Caller) -> Option<Batch<O>> {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         while state.queued.front().is_some_and(|queued| queued.answer.is_closed()) {
             state.queued.pop_front();
             self.room.add_permits(1);
@@ -228,19 +202,15 @@ impl<O: Operation> Batcher<O> {
             }
         }
         self.room.add_permits(requests.len());
-        Some(Batch { caller, requests, answers })
+        Some((caller, requests, answers))
     }
 
-    async fn call(
-        &self,
-        caller: &mut Caller,
-        requests: &[O::Request],
-    ) -> Result<Vec<O::Answer>, Failure> {
+    async fn call(&self, caller: &mut Caller, requests: &[O::Request]) -> Result<Vec<O::Answer>> {
         caller.number += 1;
-        let answered = O::call(&self.executor, caller, requests).await;
+        let answered = O::call(&self.runner, caller, requests).await;
         caller.has_unanswered = answered.is_err();
         if O::RETIRES_FAILED_CALLER && caller.has_unanswered {
-            *caller = self.executor.new_caller();
+            *caller = self.runner.new_caller();
         }
         answered
     }
@@ -248,19 +218,19 @@ impl<O: Operation> Batcher<O> {
 
 /// A call that goes on as a task if its future is dropped: others may depend on what it leaves behind.
 /// Closing waits for it in both cases.
-struct CompleteOnDrop<'a, E: Executor, T: Send + 'static> {
-    executor: &'a E,
+struct CompleteOnDrop<'a, T: Send + 'static> {
+    runner: &'a ScriptRunner,
     call: Option<BoxFuture<'static, T>>,
     _token: TaskTrackerToken,
 }
 
-impl<'a, E: Executor, T: Send + 'static> CompleteOnDrop<'a, E, T> {
-    fn new(executor: &'a E, call: impl Future<Output = T> + Send + 'static) -> Self {
-        Self { executor, call: Some(Box::pin(call)), _token: executor.token() }
+impl<'a, T: Send + 'static> CompleteOnDrop<'a, T> {
+    fn new(runner: &'a ScriptRunner, call: impl Future<Output = T> + Send + 'static) -> Self {
+        Self { runner, call: Some(Box::pin(call)), _token: runner.context().token() }
     }
 }
 
-impl<E: Executor, T: Send + 'static> Future for CompleteOnDrop<'_, E, T> {
+impl<T: Send + 'static> Future for CompleteOnDrop<'_, T> {
     type Output = T;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<T> {
@@ -273,10 +243,10 @@ impl<E: Executor, T: Send + 'static> Future for CompleteOnDrop<'_, E, T> {
     }
 }
 
-impl<E: Executor, T: Send + 'static> Drop for CompleteOnDrop<'_, E, T> {
+impl<T: Send + 'static> Drop for CompleteOnDrop<'_, T> {
     fn drop(&mut self) {
         if let Some(call) = self.call.take() {
-            self.executor.spawn(async move { drop(call.await) });
+            self.runner.context().spawn(async move { drop(call.await) });
         }
     }
 }

@@ -9,7 +9,6 @@
 //! made again.
 
 use std::collections::HashMap;
-use std::fmt;
 use std::sync::{Arc, Mutex};
 
 use pillarbox_core::internal::lock;
@@ -129,11 +128,5 @@ impl Confirmations {
             node.discard_blocking();
         }
         confirmations
-    }
-}
-
-impl fmt::Debug for Confirmations {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Confirmations")
     }
 }

@@ -11,7 +11,7 @@ use tokio_util::task::TaskTracker;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use crate::confirmations::Confirmations;
-use crate::failure::Failure;
+use crate::failure::{Failure, Result};
 use crate::format::REGISTRY;
 use crate::reply::ReplyReader;
 use crate::retrying_client::RetryingClient;
@@ -88,7 +88,7 @@ impl BackendContext {
     }
 
     /// Puts a queue on the list of queues.
-    pub(crate) async fn register(&self, queue: &QueueName) -> Result<(), Failure> {
+    pub(crate) async fn register(&self, queue: &QueueName) -> Result<()> {
         self.run_on_registry(&scripts::LIST, &[queue.as_str()]).await.map(|_| ())
     }
 
@@ -97,7 +97,7 @@ impl BackendContext {
         &self,
         script: &Script,
         arguments: &[&str],
-    ) -> Result<ReplyReader, Failure> {
+    ) -> Result<ReplyReader> {
         let reply = self.client.run(&self.gate, *REGISTRY_ROUTE, script, false, |command, _| {
             command.arg(1).arg(REGISTRY).arg(arguments);
         });
@@ -123,7 +123,7 @@ impl BackendContext {
             let endpoint = self.client.endpoint();
             tracing::warn!(%endpoint, "closed while operations were running");
         }
-        self.client.disconnect();
+        self.client.servers.disconnect();
     }
 
     /// Returns a failure for each of these keys, all of one slot, that has another type than expected.
@@ -131,7 +131,7 @@ impl BackendContext {
         &self,
         slot: u16,
         keys: &[(&str, &'static str)],
-    ) -> Result<Vec<Failure>, Failure> {
+    ) -> Result<Vec<Failure>> {
         let mut foreign = Vec::new();
         for (key, expected) in keys {
             let mut command = redis::cmd("TYPE");

@@ -6,6 +6,9 @@ use std::time::Duration;
 use pillarbox_core::{Error, QueueName};
 use redis::{ErrorKind, RedisError, ServerErrorKind};
 
+/// Result of a call.
+pub(crate) type Result<T, E = Failure> = std::result::Result<T, E>;
+
 /// Why a call failed: a permanent error, or a transient one that outlasted its retries.
 #[derive(Debug, Clone, thiserror::Error)]
 pub(crate) enum Failure {

@@ -42,7 +42,6 @@
 mod backend;
 mod batcher;
 mod caller;
-mod capabilities;
 mod confirmations;
 mod context;
 mod diagnose;

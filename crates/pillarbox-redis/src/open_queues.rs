@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use pillarbox_core::internal::{Locked, lock};
+use pillarbox_core::internal::lock;
 use pillarbox_core::{Error, QueueName, QueueOptions};
 
 use crate::context::BackendContext;
@@ -16,6 +16,7 @@ use crate::partitioned_queue::PartitionedQueue;
 #[derive(Debug)]
 pub(crate) struct OpenQueues {
     pub(crate) context: Arc<BackendContext>,
+    /// Never locked across an await.
     queues: Mutex<BTreeMap<QueueName, OpenQueue>>,
 }
 
@@ -43,7 +44,7 @@ impl OpenQueues {
         name: &QueueName,
         options: &QueueOptions,
     ) -> Result<Arc<PartitionedQueue>, Error> {
-        let mut queues = self.lock();
+        let mut queues = lock(&self.queues);
         let open = queues.get(name);
         let settings = &self.context.client.settings;
         let partitions = options.partitions.unwrap_or(1).max(settings.partitions);
@@ -75,12 +76,12 @@ impl OpenQueues {
 
     /// Returns the longest `default_ttl` of the open handles of a queue.
     pub(crate) fn requested_ttl(&self, queue: &QueueName) -> Option<Duration> {
-        self.lock().get(queue)?.queue.state.requested_ttl()
+        lock(&self.queues).get(queue)?.queue.state.requested_ttl()
     }
 
     /// Closes one handle. With the last one, the queue is deleted if it is empty.
     pub(crate) fn close_handle(&self, name: &QueueName) {
-        let mut queues = self.lock();
+        let mut queues = lock(&self.queues);
         let Some(open) = queues.get_mut(name) else { return };
         open.handles -= 1;
         if open.handles == 0
@@ -93,15 +94,10 @@ impl OpenQueues {
 
     /// Closes the backend, and deletes queues that are empty.
     pub(crate) async fn close(&self) {
-        let queues: Vec<_> = self.lock().values().map(|open| open.queue.clone()).collect();
+        let queues: Vec<_> = lock(&self.queues).values().map(|open| open.queue.clone()).collect();
         let delete = async {
             join_all(queues.iter().map(|queue| queue.delete_if_empty())).await;
         };
         self.context.close(delete).await;
-    }
-
-    /// Never held across an await.
-    fn lock(&self) -> Locked<'_, BTreeMap<QueueName, OpenQueue>> {
-        lock(&self.queues)
     }
 }

@@ -12,7 +12,7 @@ use redis::Cmd;
 
 use crate::batcher::Operation;
 use crate::caller::Caller;
-use crate::failure::Failure;
+use crate::failure::Result;
 use crate::format::{self, IdText, micros};
 use crate::reply::{Reply, ReplyReader};
 use crate::script_runner::{LostReceive, ScriptRunner};
@@ -30,7 +30,6 @@ pub(crate) struct SendRequest {
 }
 
 impl Operation for Sends {
-    type Executor = ScriptRunner;
     type Request = SendRequest;
     type Answer = Vec<SendOutcome>;
 
@@ -47,7 +46,7 @@ impl Operation for Sends {
         runner: &Arc<ScriptRunner>,
         caller: &Caller,
         requests: &[SendRequest],
-    ) -> Result<Vec<Vec<SendOutcome>>, Failure> {
+    ) -> Result<Vec<Vec<SendOutcome>>> {
         runner.queue.register().await?;
         let max_size = requests[0].max_size.map_or(String::new(), |max| max.to_string());
         let all = || requests.iter().flat_map(|request| &request.messages);
@@ -148,7 +147,6 @@ pub(crate) enum ReceiveOutcome {
 pub(crate) const MAX_BYTES: usize = 1 << 20;
 
 impl Operation for Receives {
-    type Executor = ScriptRunner;
     type Request = Receive;
     type Answer = ReceiveOutcome;
 
@@ -158,15 +156,11 @@ impl Operation for Receives {
         (request.max, 0)
     }
 
-    fn can_join(_: &Receive, _: &Receive) -> bool {
-        true
-    }
-
     async fn call(
         runner: &Arc<ScriptRunner>,
         caller: &Caller,
         requests: &[Receive],
-    ) -> Result<Vec<ReceiveOutcome>, Failure> {
+    ) -> Result<Vec<ReceiveOutcome>> {
         let wanted = requests.iter().map(|request| request.max).sum();
         let nonces: Vec<_> = (0..wanted).map(|_| Nonce::random_with_mark(runner.number)).collect();
         let lease = requests.iter().map(|request| request.visibility).max().unwrap_or_default();
@@ -212,7 +206,7 @@ pub(crate) fn deliveries(
     wanted: impl Iterator<Item = usize>,
     nonces: &[Nonce],
     mut give: impl FnMut(usize, Delivery),
-) -> Result<Option<Duration>, Failure> {
+) -> Result<Option<Duration>> {
     let next = reply.micros()?;
     if reply.is_empty() {
         return Ok(next);
@@ -283,7 +277,6 @@ impl Drop for UnclaimedDeliveries {
 pub(crate) struct Settles;
 
 impl Operation for Settles {
-    type Executor = ScriptRunner;
     type Request = Vec<Settle>;
     /// For each delivery, whether its receipt was valid.
     type Answer = Vec<bool>;
@@ -292,15 +285,11 @@ impl Operation for Settles {
         (request.len(), 0)
     }
 
-    fn can_join(_: &Vec<Settle>, _: &Vec<Settle>) -> bool {
-        true
-    }
-
     async fn call(
         runner: &Arc<ScriptRunner>,
         caller: &Caller,
         requests: &[Vec<Settle>],
-    ) -> Result<Vec<Vec<bool>>, Failure> {
+    ) -> Result<Vec<Vec<bool>>> {
         let all = || requests.iter().flatten();
         let arguments = |command: &mut Cmd| {
             command.arg(all().count());
@@ -331,7 +320,6 @@ impl Operation for Settles {
 pub(crate) struct Purges;
 
 impl Operation for Purges {
-    type Executor = ScriptRunner;
     type Request = ();
     /// Number of messages deleted.
     type Answer = u64;
@@ -344,11 +332,7 @@ impl Operation for Purges {
         false
     }
 
-    async fn call(
-        runner: &Arc<ScriptRunner>,
-        caller: &Caller,
-        _: &[()],
-    ) -> Result<Vec<u64>, Failure> {
+    async fn call(runner: &Arc<ScriptRunner>, caller: &Caller, _: &[()]) -> Result<Vec<u64>> {
         let reply = runner.run_durably(&scripts::PURGE, caller, |_| (), |_| true).await?;
         Ok(vec![reply.into_reader().count()?])
     }

@@ -139,28 +139,20 @@ impl Settings {
         let positive = seconds.filter(|time| !time.is_zero());
         let count = value.parse::<u32>();
         let durability = self.durability.unwrap_or(Durability::replicas(0));
-        match (name, positive, count) {
-            ("replicas", _, Ok(replicas)) => {
-                self.durability = Some(Durability { replicas, ..durability });
-                return true;
-            }
-            ("replicas_timeout", Some(timeout), _) => {
-                self.durability = Some(Durability { timeout, ..durability });
-                return true;
-            }
-            ("partitions", _, Ok(partitions @ 1..=MAX_PARTITIONS)) => {
-                self.partitions = partitions;
-                return true;
-            }
-            _ => {}
-        }
-        match (name, seconds, positive, value.parse()) {
+        match (name, seconds, positive, count) {
             ("retry_for", Some(time), ..) => self.retry_for = time.min(MAX_TIMEOUT),
             ("response_timeout", _, Some(time), _) => {
                 self.response_timeout = time.clamp(MIN_TIMEOUT, MAX_TIMEOUT);
             }
             ("default_ttl", _, Some(time), _) => self.default_ttl = Some(time.min(MAX_TTL)),
-            ("coalesce", _, _, Ok(coalesce)) => self.coalesce = coalesce,
+            ("replicas", .., Ok(replicas)) => {
+                self.durability = Some(Durability { replicas, ..durability });
+            }
+            ("replicas_timeout", _, Some(timeout), _) => {
+                self.durability = Some(Durability { timeout, ..durability });
+            }
+            ("partitions", .., Ok(partitions @ 1..=MAX_PARTITIONS)) => self.partitions = partitions,
+            ("coalesce", ..) => return value.parse().map(|yes| self.coalesce = yes).is_ok(),
             _ => return false,
         }
         true

@@ -12,7 +12,7 @@ use redis::Cmd;
 use tokio::time::Instant;
 
 use crate::batcher::{Batcher, Limits};
-use crate::failure::Failure;
+use crate::failure::Result;
 use crate::format::{self, IdText, LONG_AGO};
 use crate::layout::PartitionNumber;
 use crate::operations::{
@@ -50,18 +50,10 @@ impl Partition {
         }
     }
 
-    pub(crate) fn number(&self) -> PartitionNumber {
-        self.runner.number
-    }
-
-    pub(crate) fn queue(&self) -> &Arc<QueueState> {
-        &self.runner.queue
-    }
-
     /// Returns the channel of the partition's wake-ups, and its name.
     pub(crate) fn channel(&self) -> (String, Channel) {
         let keys = &self.runner.keys;
-        (keys.wake.clone(), Channel::new(&self.queue().waiters, self.number(), keys.slot))
+        (keys.wake.clone(), Channel::new(&self.runner.queue.waiters, self.runner.number, keys.slot))
     }
 
     /// Stores messages.
@@ -69,7 +61,7 @@ impl Partition {
         &self,
         messages: Vec<Outgoing>,
         max_size: Option<u64>,
-    ) -> Result<Vec<SendOutcome>, Failure> {
+    ) -> Result<Vec<SendOutcome>> {
         let sent = self.sends.submit(SendRequest { messages, max_size }).await;
         self.wake_locally();
         sent
@@ -77,19 +69,16 @@ impl Partition {
 
     /// Wakes a waiter of this process, unless the publication of the script does.
     fn wake_locally(&self) {
-        let mut waiters = self.queue().waiters.lock();
-        if waiters.is_subscribed(self.number()) {
-            waiters.expect_wake_up(self.number());
+        let mut waiters = self.runner.queue.waiters.lock();
+        if waiters.is_subscribed(self.runner.number) {
+            waiters.expect_wake_up(self.runner.number);
         } else {
-            waiters.wake(self.number());
+            waiters.wake(self.runner.number);
         }
     }
 
     /// Delivers messages that are ready, and records when there will be more.
-    pub(crate) async fn receive(
-        &self,
-        request: Receive,
-    ) -> Result<Option<UnclaimedDeliveries>, Failure> {
+    pub(crate) async fn receive(&self, request: Receive) -> Result<Option<UnclaimedDeliveries>> {
         let query = QueryGuard::begin(self);
         let outcome = loop {
             match self.receives.submit(request).await? {
@@ -99,37 +88,37 @@ impl Partition {
             }
         };
         let query = query.answered();
-        let mut waiters = self.queue().waiters.lock();
+        let mut waiters = self.runner.queue.waiters.lock();
         Ok(match outcome {
             ReceiveOutcome::Delivered { deliveries, next } => {
                 let next = next.map_or(request.visibility, |next| next.min(request.visibility));
-                waiters.found_messages(self.number(), after(next));
+                waiters.found_messages(self.runner.number, after(next));
                 Some(deliveries)
             }
             ReceiveOutcome::Empty { next } => {
-                waiters.found_nothing(self.number(), query, next.map(after));
+                waiters.found_nothing(self.runner.number, query, next.map(after));
                 None
             }
         })
     }
 
     /// Returns the number of ready messages. If there are none, records when there will be.
-    pub(crate) async fn count_ready(&self) -> Result<u64, Failure> {
+    pub(crate) async fn count_ready(&self) -> Result<u64> {
         let query = QueryGuard::begin(self);
         let mut reply = self.runner.run_unremembered(&scripts::LOOK, |_| ()).await?;
         let (ready, next) = (reply.count()?, reply.micros()?);
         let query = query.answered();
-        let mut waiters = self.queue().waiters.lock();
+        let mut waiters = self.runner.queue.waiters.lock();
         if ready > 0 {
-            waiters.found_messages(self.number(), Instant::now());
+            waiters.found_messages(self.runner.number, Instant::now());
         } else {
-            waiters.found_nothing(self.number(), query, next.map(after));
+            waiters.found_nothing(self.runner.number, query, next.map(after));
         }
         Ok(ready)
     }
 
     /// Ends or extends leases, and returns for each whether its receipt was valid.
-    pub(crate) async fn settle(&self, batch: Vec<Settle>) -> Result<Vec<bool>, Failure> {
+    pub(crate) async fn settle(&self, batch: Vec<Settle>) -> Result<Vec<bool>> {
         let may_be_ready = batch.iter().any(|settle| settle.action != SettleAction::Acknowledge);
         let settled = self.settles.submit(batch).await;
         if may_be_ready {
@@ -139,12 +128,12 @@ impl Partition {
     }
 
     /// Deletes all messages and returns their number.
-    pub(crate) async fn purge(&self) -> Result<u64, Failure> {
+    pub(crate) async fn purge(&self) -> Result<u64> {
         self.purges.submit(()).await
     }
 
     /// Counts the messages.
-    pub(crate) async fn counts(&self) -> Result<Counts, Failure> {
+    pub(crate) async fn counts(&self) -> Result<Counts> {
         loop {
             let reply = self.runner.run_unremembered(&scripts::COUNTS, |_| ()).await?;
             if let Some(counts) = counts(reply)? {
@@ -158,7 +147,7 @@ impl Partition {
         &self,
         max: usize,
         after: &PageEnd,
-    ) -> Result<(Vec<Peeked>, Option<PageEnd>), Failure> {
+    ) -> Result<(Vec<Peeked>, Option<PageEnd>)> {
         let (reply, is_ready) = loop {
             let arguments = |command: &mut Cmd| {
                 command.arg(max).arg(after.part).arg(&after.position).arg(&after.last);
@@ -174,7 +163,7 @@ impl Partition {
     }
 
     /// Deletes what is left of the partition if it holds no message, and returns whether it is gone.
-    pub(crate) async fn delete_if_empty(&self) -> Result<bool, Failure> {
+    pub(crate) async fn delete_if_empty(&self) -> Result<bool> {
         let mut reply = self.runner.run_unremembered(&scripts::FORGET, |_| ()).await?;
         Ok(reply.integer()? == 1)
     }
@@ -194,8 +183,8 @@ struct QueryGuard<'a> {
 
 impl<'a> QueryGuard<'a> {
     fn begin(partition: &'a Partition) -> Self {
-        let mut waiters = partition.queue().waiters.lock();
-        let query = waiters.begin_query(partition.number(), Instant::now());
+        let mut waiters = partition.runner.queue.waiters.lock();
+        let query = waiters.begin_query(partition.runner.number, Instant::now());
         Self { partition, query }
     }
 
@@ -208,12 +197,12 @@ impl<'a> QueryGuard<'a> {
 
 impl Drop for QueryGuard<'_> {
     fn drop(&mut self) {
-        self.partition.queue().waiters.lock().require_query(self.partition.number());
+        self.partition.runner.queue.waiters.lock().require_query(self.partition.runner.number);
     }
 }
 
 /// Reads the answer of `counts.lua`. `None` if more messages are due, which are counted as not ready.
-pub(crate) fn counts(mut reply: ReplyReader) -> Result<Option<Counts>, Failure> {
+pub(crate) fn counts(mut reply: ReplyReader) -> Result<Option<Counts>> {
     let is_more_due = reply.integer()? == 1;
     let (ready, in_flight, delayed) = (reply.count()?, reply.count()?, reply.count()?);
     let sent = reply.count()?;
@@ -233,7 +222,7 @@ pub(crate) fn page(
     mut reply: ReplyReader,
     is_ready: bool,
     max: usize,
-) -> Result<(Vec<Peeked>, Option<PageEnd>), Failure> {
+) -> Result<(Vec<Peeked>, Option<PageEnd>)> {
     let ready_shown = reply.count()?;
     let (mut messages, mut shown, mut last) = (Vec::new(), 0, None);
     while !reply.is_empty() {
@@ -318,7 +307,7 @@ mod tests {
     use crate::reply::Reply;
 
     /// Returns the end of a page whose last entry has this id and score.
-    fn page_of(id: &str, score: &str) -> Result<Option<String>, Failure> {
+    fn page_of(id: &str, score: &str) -> Result<Option<String>> {
         let text = |text: &str| Value::BulkString(text.into());
         let words = vec![Value::Int(0), text(id), text(score), text("1"), Value::Nil];
         let words = Reply::new(Value::Array(words), &"h".into()).into_reader();

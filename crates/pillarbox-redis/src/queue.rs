@@ -1,20 +1,43 @@
 //! A handle of one queue.
 
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 use pillarbox_core::clock::after;
 use pillarbox_core::{
     BoxFuture, Capabilities, Counts, Cursor, Delivery, Error, Gate, Outgoing, PeekPage, Queue,
     QueueName, QueueOptions, Receive, Result, Sent, Settle,
 };
+use tokio::time::Instant;
 
-use crate::capabilities::{CAPABILITIES, PARTITIONED_CAPABILITIES};
 use crate::failure::Failure;
 use crate::layout::{Layout, MAX_PARTITIONS, PartitionNumber};
 use crate::open_queues::OpenQueues;
 use crate::operations::SendOutcome;
 use crate::partitioned_queue::{Outcomes, PartitionedQueue, Position};
-use crate::waiting::{self, QueueWaiters};
+
+/// Maximum size of a body. Redis itself has a limit of 512 MiB per command.
+const MAX_BODY: usize = 256 << 20;
+
+pub(crate) static CAPABILITIES: LazyLock<Capabilities> = LazyLock::new(|| {
+    let mut capabilities = Capabilities::full("redis");
+    capabilities.durable = true;
+    capabilities.max_body = Some(MAX_BODY);
+    capabilities.reports_first_received = false;
+    capabilities.max_partitions = MAX_PARTITIONS;
+    capabilities.default_ttl = true;
+    capabilities
+});
+
+/// Capabilities of a queue with several partitions.
+pub(crate) static PARTITIONED_CAPABILITIES: LazyLock<Capabilities> = LazyLock::new(|| {
+    let mut capabilities = CAPABILITIES.clone();
+    capabilities.fifo = false;
+    // Each partition takes its share.
+    capabilities.bounded = false;
+    // Partitions are not used together, and the server would delete some of them.
+    capabilities.default_ttl = false;
+    capabilities
+});
 
 /// A handle of one queue.
 #[derive(Debug)]
@@ -150,8 +173,74 @@ impl RedisQueue {
     /// Waits until there are messages or the time is up.
     async fn wait(&self, request: Receive) -> Result<Vec<Delivery>> {
         let end = after(request.wait);
-        self.queue.narrow(self.layout("receive").await?);
-        waiting::wait(&WaitingReceive { queue: self, request }, end).await
+        let queue = &self.queue;
+        queue.narrow(self.layout("receive").await?);
+        let waiters = &queue.state.waiters;
+        let waiter = waiters.join();
+        let (mut has_queried, mut subscribed) = (false, 0);
+        let mut subscribing: Option<BoxFuture<'_, Vec<PartitionNumber>>> = None;
+        let mut to_query = waiters.lock().maybe_ready(Instant::now());
+        loop {
+            if !to_query.is_empty() {
+                has_queried = true;
+                let found = self.receive_from(&to_query, request).await?;
+                if !found.is_empty() {
+                    return Ok(found);
+                }
+            }
+            queue.narrow(self.unless_closed(self.layout("receive")).await??);
+            let (unsubscribed, partitions) = {
+                let waiters = waiters.lock();
+                (waiters.unsubscribed(), waiters.partitions())
+            };
+            subscribed = partitions.min(subscribed);
+            if !unsubscribed.is_empty() && subscribed < partitions {
+                subscribed = partitions;
+                subscribing = Some(Box::pin(async move {
+                    queue.subscribe(&unsubscribed).await;
+                    unsubscribed
+                }));
+            }
+            let until = waiters.next_poll(waiter.id).map_or(end, |next| next.min(end));
+            let now_subscribed = async {
+                match &mut subscribing {
+                    Some(subscribing) => subscribing.await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                biased;
+                () = self.gate.closed() => return Err(self.closed_error()),
+                // Subscribe first, query second: a message that arrives in between is seen by one of them.
+                partitions = now_subscribed => {
+                    subscribing = None;
+                    to_query = partitions;
+                    continue;
+                }
+                () = waiter.signal.notified() => {}
+                () = tokio::time::sleep_until(until) => {}
+            }
+            let now = Instant::now();
+            if now >= end {
+                // A wake-up may still be on its way.
+                if has_queried {
+                    return Ok(Vec::new());
+                }
+                let maybe_ready = waiters.lock().maybe_ready(now);
+                return self.receive_from(&maybe_ready, request).await;
+            }
+            to_query = waiters.take_queries(waiter.id, now);
+        }
+    }
+
+    /// Delivers messages that are ready in these partitions, unless the handle is closed meanwhile.
+    async fn receive_from(
+        &self,
+        partitions: &[PartitionNumber],
+        request: Receive,
+    ) -> Result<Vec<Delivery>> {
+        let receive = self.queue.receive(request, partitions, false);
+        self.unless_closed(receive).await?.map_err(self.failed("receive"))
     }
 
     /// Runs work unless the handle is closed meanwhile.
@@ -161,38 +250,6 @@ impl RedisQueue {
             () = self.gate.closed() => Err(self.closed_error()),
             done = work => Ok(done),
         }
-    }
-}
-
-/// A receive that waits.
-struct WaitingReceive<'a> {
-    queue: &'a RedisQueue,
-    request: Receive,
-}
-
-impl waiting::WaitedQueue for WaitingReceive<'_> {
-    fn waiters(&self) -> &QueueWaiters {
-        &self.queue.queue.state.waiters
-    }
-
-    async fn refresh_layout(&self) -> Result<()> {
-        let layout = self.queue.unless_closed(self.queue.layout("receive")).await??;
-        self.queue.queue.narrow(layout);
-        Ok(())
-    }
-
-    async fn query(&self, partitions: &[PartitionNumber]) -> Result<Vec<Delivery>> {
-        let receive = self.queue.queue.receive(self.request, partitions, false);
-        self.queue.unless_closed(receive).await?.map_err(self.queue.failed("receive"))
-    }
-
-    async fn subscribe(&self, partitions: &[PartitionNumber]) {
-        self.queue.queue.subscribe(partitions).await;
-    }
-
-    async fn closed(&self) -> Error {
-        self.queue.gate.closed().await;
-        self.queue.closed_error()
     }
 }
 

@@ -10,7 +10,7 @@ use pillarbox_core::internal::{Locked, lock};
 use tokio::time::{Instant, timeout};
 
 use crate::context::BackendContext;
-use crate::failure::Failure;
+use crate::failure::{Failure, Result};
 use crate::format::Keys;
 use crate::layout::{Layout, PartitionNumber};
 use crate::options::MAX_TTL;
@@ -133,7 +133,7 @@ impl QueueState {
     ///
     /// A layout that was read recently is returned as it is. An older one is read again; it is returned
     /// only if that does not succeed soon, and while another caller reads it.
-    pub(crate) async fn layout(&self, least: PartitionNumber) -> Result<Layout, Failure> {
+    pub(crate) async fn layout(&self, least: PartitionNumber) -> Result<Layout> {
         let KnownLayout { layout, read, requested, changes } = *self.known();
         let least = least.max(requested);
         let Some(read) = read.filter(|_| requested >= least) else {
@@ -165,7 +165,7 @@ impl QueueState {
     }
 
     /// Reads the layout, and adds partitions if there are fewer than `least`.
-    pub(crate) async fn read_layout(&self, least: PartitionNumber) -> Result<Layout, Failure> {
+    pub(crate) async fn read_layout(&self, least: PartitionNumber) -> Result<Layout> {
         let layout = self
             .update_layout(&scripts::LAYOUT, &[least.to_string(), "1".into(), "0".into()])
             .await?;
@@ -174,34 +174,26 @@ impl QueueState {
     }
 
     /// Enters a new partition into the layout, so that it is received from.
-    pub(crate) async fn enlist(&self, partition: PartitionNumber) -> Result<Layout, Failure> {
+    pub(crate) async fn enlist(&self, partition: PartitionNumber) -> Result<Layout> {
         let sent_to = self.known_layout().sent_to.to_string();
         let held_in = (partition + 1).to_string();
         self.update_layout(&scripts::LAYOUT, &[sent_to, held_in, "1".into()]).await
     }
 
     /// Sets the number of partitions that are sent to.
-    pub(crate) async fn spread(&self, partitions: PartitionNumber) -> Result<Layout, Failure> {
+    pub(crate) async fn spread(&self, partitions: PartitionNumber) -> Result<Layout> {
         self.update_layout(&scripts::SPREAD, &[partitions.to_string()]).await
     }
 
     /// Removes the partitions from `held_in` on from the layout, unless it has changed meanwhile.
-    pub(crate) async fn narrow(
-        &self,
-        layout: Layout,
-        held_in: PartitionNumber,
-    ) -> Result<(), Failure> {
+    pub(crate) async fn narrow(&self, layout: Layout, held_in: PartitionNumber) -> Result<()> {
         let arguments = [layout.version.to_string(), held_in.to_string()];
         self.run_on_layout(&scripts::NARROW, &arguments).await?;
         self.waiters.record_layout_change();
         Ok(())
     }
 
-    async fn update_layout(
-        &self,
-        script: &Script,
-        arguments: &[String],
-    ) -> Result<Layout, Failure> {
+    async fn update_layout(&self, script: &Script, arguments: &[String]) -> Result<Layout> {
         let (changes, begin) = (self.waiters.layout_changes(), Instant::now());
         let mut reply = self.run_on_layout(script, arguments).await?;
         let layout = match reply.optional_bytes()? {
@@ -222,11 +214,7 @@ impl QueueState {
         Ok(layout)
     }
 
-    async fn run_on_layout(
-        &self,
-        script: &Script,
-        arguments: &[String],
-    ) -> Result<ReplyReader, Failure> {
+    async fn run_on_layout(&self, script: &Script, arguments: &[String]) -> Result<ReplyReader> {
         let BackendContext { client, gate, .. } = &*self.context;
         let keys = Keys::new(&self.name, 0);
         let reply = client.run(gate, Route::Slot(keys.slot), script, false, |command, _| {
@@ -237,7 +225,7 @@ impl QueueState {
     }
 
     /// Puts the queue, which was just created, on the list of queues.
-    pub(crate) async fn register_new(self: &Arc<Self>) -> Result<(), Failure> {
+    pub(crate) async fn register_new(self: &Arc<Self>) -> Result<()> {
         {
             let mut registration = lock(&self.registration);
             if matches!(*registration, Registration::Done(_)) {
@@ -249,7 +237,7 @@ impl QueueState {
 
     /// Puts the queue on the list of queues, unless that was done recently. If the list is unreachable, a
     /// task goes on trying.
-    pub(crate) async fn register(self: &Arc<Self>) -> Result<(), Failure> {
+    pub(crate) async fn register(self: &Arc<Self>) -> Result<()> {
         let registration = *lock(&self.registration);
         match registration {
             Registration::InBackground => return Ok(()),

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use redis::Value;
 
-use crate::failure::Failure;
+use crate::failure::{Failure, Result};
 
 /// Answer of a script or command.
 #[derive(Debug)]
@@ -62,7 +62,7 @@ impl Reply {
     }
 
     /// Returns one character for each entry, and the flags that follow. A plus stands for all entries.
-    pub(crate) fn characters(self, entries: usize) -> Result<(Vec<u8>, Flags), Failure> {
+    pub(crate) fn characters(self, entries: usize) -> Result<(Vec<u8>, Flags)> {
         let mut reader = self.into_reader();
         let mut characters = reader.bytes()?;
         let publish_failed = characters.pop_if(|last| *last == b'~').is_some();
@@ -92,11 +92,11 @@ impl ReplyReader {
         self.values.len() == 0
     }
 
-    pub(crate) fn bytes(&mut self) -> Result<Vec<u8>, Failure> {
+    pub(crate) fn bytes(&mut self) -> Result<Vec<u8>> {
         self.optional_bytes()?.ok_or_else(|| self.unexpected())
     }
 
-    pub(crate) fn optional_bytes(&mut self) -> Result<Option<Vec<u8>>, Failure> {
+    pub(crate) fn optional_bytes(&mut self) -> Result<Option<Vec<u8>>> {
         match self.values.next() {
             Some(Value::BulkString(bytes)) => Ok(Some(bytes)),
             Some(Value::SimpleString(text) | Value::VerbatimString { text, .. }) => {
@@ -109,7 +109,7 @@ impl ReplyReader {
     }
 
     /// Returns a reader of a nested list.
-    pub(crate) fn list(&mut self) -> Result<Self, Failure> {
+    pub(crate) fn list(&mut self) -> Result<Self> {
         match self.values.next() {
             Some(Value::Array(values)) => {
                 Ok(Self { values: values.into_iter(), endpoint: self.endpoint.clone() })
@@ -118,7 +118,7 @@ impl ReplyReader {
         }
     }
 
-    pub(crate) fn integer(&mut self) -> Result<i64, Failure> {
+    pub(crate) fn integer(&mut self) -> Result<i64> {
         match self.values.next() {
             Some(Value::Int(number)) => Ok(number),
             _ => Err(self.unexpected()),
@@ -126,18 +126,18 @@ impl ReplyReader {
     }
 
     /// Reads a number of microseconds. `None` if it is negative.
-    pub(crate) fn micros(&mut self) -> Result<Option<Duration>, Failure> {
+    pub(crate) fn micros(&mut self) -> Result<Option<Duration>> {
         Ok(u64::try_from(self.integer()?).ok().map(Duration::from_micros))
     }
 
     /// Reads a number, of which a negative one counts as 0.
-    pub(crate) fn count(&mut self) -> Result<u64, Failure> {
+    pub(crate) fn count(&mut self) -> Result<u64> {
         // A counter may have been changed by hand.
         self.integer().map(|number| number.max(0) as u64)
     }
 
     /// Reads a text and parses it.
-    pub(crate) fn parsed<T: std::str::FromStr>(&mut self) -> Result<T, Failure> {
+    pub(crate) fn parsed<T: std::str::FromStr>(&mut self) -> Result<T> {
         let bytes = self.bytes()?;
         let text = std::str::from_utf8(&bytes).ok();
         text.and_then(|text| text.parse().ok()).ok_or_else(|| self.unexpected())

@@ -9,7 +9,7 @@ use pillarbox_core::internal::{RetryDelay, lock};
 use redis::{Cmd, RedisError, Value};
 use tokio::time::Instant;
 
-use crate::failure::{Failure, Recovery, classify};
+use crate::failure::{Failure, Recovery, Result, classify};
 use crate::options::Settings;
 use crate::reply::{Reply, ReplyReader};
 use crate::scripts::Script;
@@ -45,13 +45,9 @@ struct Try {
     again: bool,
 }
 
-/// The server to which another one has redirected a call.
-#[derive(Debug)]
-struct Redirection {
-    node: Arc<Node>,
-    /// Whether it is for this call only: the key is being moved there.
-    asking: bool,
-}
+/// The server to which another one has redirected a call, and whether for this call only, because the key is
+/// being moved there.
+type Redirection = (Arc<Node>, bool);
 
 impl RetryingClient {
     pub(crate) fn new(servers: Servers, settings: Settings) -> Self {
@@ -72,7 +68,7 @@ impl RetryingClient {
         script: &Script,
         again: bool,
         arguments: impl Fn(&mut Cmd, bool),
-    ) -> Result<Reply, Failure> {
+    ) -> Result<Reply> {
         let value = self.retry(gate, route, again, |Try { with_script, again }| {
             let mut command = Cmd::with_capacity(ARGUMENTS, BYTES);
             command.arg(if with_script { "EVAL" } else { "EVALSHA" });
@@ -89,39 +85,32 @@ impl RetryingClient {
         gate: &Gate,
         route: Route<'_>,
         command: &Cmd,
-    ) -> Result<ReplyReader, Failure> {
+    ) -> Result<ReplyReader> {
         let value = self.retry(gate, route, false, |_| command.clone()).await?;
         Ok(Reply::new(value, self.endpoint()).into_flat_reader())
     }
 
     /// Runs a command at one server, without retries.
-    pub(crate) async fn query_once(
-        &self,
-        node: &Arc<Node>,
-        command: &Cmd,
-    ) -> Result<ReplyReader, Failure> {
+    pub(crate) async fn query_once(&self, node: &Arc<Node>, command: &Cmd) -> Result<ReplyReader> {
         let value = self.call_once(Route::To(node), None, command).await;
         let value = value.map_err(|(endpoint, failed)| Failure::server(&endpoint, failed.error))?;
         Ok(Reply::new(value, &node.endpoint).into_flat_reader())
     }
 
     /// Retries until a server answers; of a cluster, any.
-    pub(crate) async fn reach(&self, gate: &Gate) -> Result<(), Failure> {
-        // A slot without a server does not make the others of a cluster unusable.
+    pub(crate) async fn reach(&self, gate: &Gate) -> Result<()> {
+        let cluster = match &self.servers {
+            Servers::One(node) => {
+                return self.query(gate, Route::To(node), &redis::cmd("PING")).await.map(drop);
+            }
+            Servers::Cluster(cluster) => cluster,
+        };
         let begin = Instant::now();
         let end = begin + self.settings.retry_for;
         let mut delay = retry_delay();
         loop {
-            let reached = match &self.servers {
-                Servers::One(node) => {
-                    return self
-                        .query(gate, Route::To(node), &redis::cmd("PING"))
-                        .await
-                        .map(|_| ());
-                }
-                Servers::Cluster(cluster) => cluster.refresh().await,
-            };
-            let Err(error) = reached else { return Ok(()) };
+            // A slot without a server does not make the others unusable.
+            let Err(error) = cluster.refresh().await else { return Ok(()) };
             let delay = delay.next_delay();
             if classify(&error) == Recovery::GiveUp {
                 return Err(Failure::server(self.endpoint(), error));
@@ -135,7 +124,7 @@ impl RetryingClient {
     }
 
     /// Returns all servers that have keys.
-    pub(crate) async fn all_servers(&self) -> Result<Vec<Arc<Node>>, Failure> {
+    pub(crate) async fn all_servers(&self) -> Result<Vec<Arc<Node>>> {
         self.servers.all().await.map_err(|error| Failure::server(self.endpoint(), error))
     }
 
@@ -148,7 +137,7 @@ impl RetryingClient {
         route: Route<'_>,
         again: bool,
         command: impl Fn(Try) -> Cmd,
-    ) -> Result<Value, Failure> {
+    ) -> Result<Value> {
         let begin = Instant::now();
         let end = begin + self.settings.retry_for;
         let mut delay = retry_delay();
@@ -174,12 +163,12 @@ impl RetryingClient {
                         Some(node) => {
                             redirections += 1;
                             if redirections % MAX_REDIRECTIONS != 0 {
-                                redirection = Some(Redirection { node, asking: !permanent });
+                                redirection = Some((node, !permanent));
                                 continue;
                             }
                         }
                         // It names no server that can be called; another may.
-                        None if self.servers.is_cluster() => {}
+                        None if matches!(self.servers, Servers::Cluster(_)) => {}
                         None => return Err(failure(&endpoint, error, effect_unknown)),
                     }
                 }
@@ -236,7 +225,7 @@ impl RetryingClient {
         command: &Cmd,
     ) -> Result<Value, (Arc<str>, TryError)> {
         let (node, asking) = match redirection {
-            Some(Redirection { node, asking }) => (node, asking),
+            Some(redirection) => redirection,
             None => {
                 let node = self.servers.node(route).await;
                 (node.map_err(|error| (self.endpoint().clone(), TryError::unsent(error)))?, false)
@@ -248,11 +237,6 @@ impl RetryingClient {
             }
             (node.endpoint.clone(), failed)
         })
-    }
-
-    /// Closes all connections.
-    pub(crate) fn disconnect(&self) {
-        self.servers.disconnect();
     }
 }
 

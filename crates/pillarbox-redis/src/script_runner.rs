@@ -8,13 +8,11 @@ use pillarbox_core::internal::lock;
 use pillarbox_core::{Delivery, Nonce};
 use redis::Cmd;
 use tokio::time::Instant;
-use tokio_util::task::task_tracker::TaskTrackerToken;
 
-use crate::batcher::Executor;
 use crate::caller::Caller;
 use crate::confirmations::Confirmation;
 use crate::context::BackendContext;
-use crate::failure::Failure;
+use crate::failure::{Failure, Result};
 use crate::format::{IdText, Keys};
 use crate::layout::PartitionNumber;
 use crate::options::Durability;
@@ -60,12 +58,17 @@ impl ScriptRunner {
         &self.queue.context
     }
 
+    /// Creates a caller that the server does not know yet.
+    pub(crate) fn new_caller(&self) -> Caller {
+        Caller::new(self.keys.call(&self.context().new_caller_name()))
+    }
+
     /// Runs a script whose answer needs not be remembered.
     pub(crate) async fn run_unremembered(
         &self,
         script: &Script,
         arguments: impl Fn(&mut Cmd),
-    ) -> Result<ReplyReader, Failure> {
+    ) -> Result<ReplyReader> {
         let caller = Caller::new(self.keys.call(""));
         self.run(script, &caller, arguments).await.map(Reply::into_reader)
     }
@@ -76,7 +79,7 @@ impl ScriptRunner {
         script: &Script,
         caller: &Caller,
         arguments: impl Fn(&mut Cmd),
-    ) -> Result<Reply, Failure> {
+    ) -> Result<Reply> {
         let record_ttl = self.context().client.settings.record_ttl();
         self.run_remembered(script, caller, record_ttl, arguments).await
     }
@@ -88,7 +91,7 @@ impl ScriptRunner {
         caller: &Caller,
         record_ttl: Duration,
         arguments: impl Fn(&mut Cmd),
-    ) -> Result<Reply, Failure> {
+    ) -> Result<Reply> {
         let BackendContext { client, gate, .. } = &**self.context();
         let ttl = self.queue.ttl();
         let route = Route::Slot(self.keys.slot);
@@ -117,7 +120,7 @@ impl ScriptRunner {
         caller: &Caller,
         arguments: impl Fn(&mut Cmd),
         has_effect: impl Fn(&Reply) -> bool,
-    ) -> Result<Reply, Failure> {
+    ) -> Result<Reply> {
         let BackendContext { client, gate, confirmations, .. } = &**self.context();
         let Some(Durability { replicas: wanted, timeout: within }) = client.settings.durability
         else {
@@ -153,7 +156,7 @@ impl ScriptRunner {
     }
 
     /// Makes sure that the partition is received from, and that the queue is on the list of queues.
-    pub(crate) async fn enlist(&self) -> Result<(), Failure> {
+    pub(crate) async fn enlist(&self) -> Result<()> {
         self.queue.register_new().await?;
         if self.number > 0 {
             self.queue.enlist(self.number).await?;
@@ -235,20 +238,6 @@ impl ScriptRunner {
         let receive = lost.receives.pop();
         lost.is_releasing = receive.is_some();
         receive
-    }
-}
-
-impl Executor for ScriptRunner {
-    fn new_caller(&self) -> Caller {
-        Caller::new(self.keys.call(&self.context().new_caller_name()))
-    }
-
-    fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
-        self.context().spawn(task);
-    }
-
-    fn token(&self) -> TaskTrackerToken {
-        self.context().token()
     }
 }
 

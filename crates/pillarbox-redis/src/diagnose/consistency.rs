@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 use pillarbox_core::{Finding, Repair, Severity};
 
 use crate::context::BackendContext;
-use crate::failure::Failure;
+use crate::failure::Result;
 use crate::format::IdText;
 use crate::script_runner::ScriptRunner;
 use crate::scripts;
@@ -23,7 +23,7 @@ pub(super) async fn check(
     partition: &ScriptRunner,
     name: &str,
     repair: bool,
-) -> Result<Vec<Finding>, Failure> {
+) -> Result<Vec<Finding>> {
     let mut places: HashMap<Id, u32> = HashMap::new();
     let ready = ready_ids(partition).await?;
     let timed = timed_ids(partition).await?;
@@ -84,11 +84,7 @@ pub(super) async fn check(
 
 /// Checks messages, and repairs them if `repair`. Returns a character for each; without ids, the error of the
 /// number of delayed messages.
-async fn repair_ids(
-    partition: &ScriptRunner,
-    repair: bool,
-    ids: &[&Id],
-) -> Result<Vec<u8>, Failure> {
+async fn repair_ids(partition: &ScriptRunner, repair: bool, ids: &[&Id]) -> Result<Vec<u8>> {
     let reply = partition.run_unremembered(&scripts::REPAIR, |command| {
         command.arg(u8::from(repair));
         for id in ids {
@@ -99,7 +95,7 @@ async fn repair_ids(
 }
 
 /// Returns the ids of all ready messages.
-async fn ready_ids(partition: &ScriptRunner) -> Result<Vec<Id>, Failure> {
+async fn ready_ids(partition: &ScriptRunner) -> Result<Vec<Id>> {
     let BackendContext { client, gate, .. } = &**partition.context();
     let route = Route::Slot(partition.keys.slot);
     let mut ids = Vec::new();
@@ -118,7 +114,7 @@ async fn ready_ids(partition: &ScriptRunner) -> Result<Vec<Id>, Failure> {
 }
 
 /// Returns the ids of all messages in flight or delayed.
-async fn timed_ids(partition: &ScriptRunner) -> Result<HashSet<Id>, Failure> {
+async fn timed_ids(partition: &ScriptRunner) -> Result<HashSet<Id>> {
     let BackendContext { client, gate, .. } = &**partition.context();
     let route = Route::Slot(partition.keys.slot);
     let mut ids = HashSet::new();
@@ -139,7 +135,7 @@ async fn timed_ids(partition: &ScriptRunner) -> Result<HashSet<Id>, Failure> {
 
 /// Returns the ids among the fields of a hash, which is key number `key` of the scripts, and the number of other
 /// fields.
-async fn fields(partition: &ScriptRunner, key: u32) -> Result<(HashSet<Id>, usize), Failure> {
+async fn fields(partition: &ScriptRunner, key: u32) -> Result<(HashSet<Id>, usize)> {
     let (mut ids, mut foreign) = (HashSet::new(), 0);
     let mut cursor = "0".to_owned();
     loop {

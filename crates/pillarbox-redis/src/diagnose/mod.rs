@@ -11,7 +11,7 @@ use pillarbox_core::{Diagnosis, Finding, QueueName, Repair, Severity, Timestamp}
 
 use self::server::Server;
 use crate::context::{BackendContext, PUBLISH_ADVICE, REGISTRY_ROUTE, publish_problem};
-use crate::failure::Failure;
+use crate::failure::{Failure, Result};
 use crate::format::Keys;
 use crate::layout::PartitionNumber;
 use crate::open_queues::OpenQueues;
@@ -36,7 +36,7 @@ pub(crate) fn describe(info: String, settings: HashMap<String, String>) -> Vec<S
 }
 
 /// Connects, and warns of servers that may lose messages.
-pub(crate) async fn connect_and_warn(context: &BackendContext) -> Result<(), Failure> {
+pub(crate) async fn connect_and_warn(context: &BackendContext) -> Result<()> {
     let endpoint = context.client.endpoint();
     context.client.reach(&context.gate).await?;
     let (servers, failures) = Server::all(context).await?;
@@ -62,9 +62,9 @@ pub(crate) async fn connect_and_warn(context: &BackendContext) -> Result<(), Fai
 /// Checks the servers and every message of every queue.
 pub(crate) async fn diagnose(
     open: &OpenQueues,
-    registered: Result<Vec<QueueName>, Failure>,
+    registered: Result<Vec<QueueName>>,
     repair: bool,
-) -> Result<Diagnosis, Failure> {
+) -> Result<Diagnosis> {
     let context = &open.context;
     let BackendContext { client, gate, .. } = &**context;
     let (servers, failures) = Server::all(context).await?;
@@ -199,7 +199,7 @@ async fn check_queue(
     last: Option<PartitionNumber>,
     repair: bool,
     diagnosis: &mut Diagnosis,
-) -> Result<(), Failure> {
+) -> Result<()> {
     let name = queue.name();
     let mut layout = queue.state.read_layout(1).await?;
     if let Some(last) = last.filter(|last| *last >= layout.held_in) {
@@ -294,9 +294,7 @@ fn partition_name(partition: &ScriptRunner) -> String {
 }
 
 /// Finds all queues that exist, on the list or not, each with its last partition.
-async fn find_queues(
-    client: &RetryingClient,
-) -> Result<BTreeMap<QueueName, PartitionNumber>, Failure> {
+async fn find_queues(client: &RetryingClient) -> Result<BTreeMap<QueueName, PartitionNumber>> {
     let mut found = BTreeMap::new();
     for node in client.all_servers().await? {
         let mut cursor = "0".to_owned();

@@ -7,7 +7,7 @@ use futures_util::future::join_all;
 use pillarbox_core::{Finding, Repair, Severity};
 
 use crate::context::BackendContext;
-use crate::failure::Failure;
+use crate::failure::{Failure, Result};
 use crate::options::Durability;
 use crate::servers::{Node, Route, Servers, info_field};
 
@@ -25,7 +25,7 @@ pub(super) struct Server {
 }
 
 impl Server {
-    async fn query(context: &BackendContext, node: &Arc<Node>) -> Result<Self, Failure> {
+    async fn query(context: &BackendContext, node: &Arc<Node>) -> Result<Self> {
         let BackendContext { client, gate, .. } = context;
         let command = redis::cmd("INFO");
         let info = match &client.servers {
@@ -55,7 +55,7 @@ impl Server {
     /// Returns all servers that have keys and answer, and the failures of the others.
     pub(super) async fn all(
         context: &BackendContext,
-    ) -> Result<(Vec<Self>, Vec<(Arc<str>, Failure)>), Failure> {
+    ) -> Result<(Vec<Self>, Vec<(Arc<str>, Failure)>)> {
         let nodes = context.client.all_servers().await?;
         let queried = join_all(nodes.iter().map(|node| Self::query(context, node))).await;
         let (mut servers, mut failures) = (Vec::new(), Vec::new());

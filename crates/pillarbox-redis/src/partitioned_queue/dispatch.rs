@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use futures_util::future::join_all;
 use pillarbox_core::Outgoing;
 
-use crate::failure::Failure;
+use crate::failure::Result;
 use crate::format;
 use crate::layout::PartitionNumber;
 
@@ -13,10 +13,10 @@ use crate::layout::PartitionNumber;
 const MAX_BYTES: usize = 64 << 20;
 
 /// Outcome of each entry of a batch.
-pub(crate) type Outcomes<T> = Vec<Result<T, Failure>>;
+pub(crate) type Outcomes<T> = Vec<Result<T>>;
 
 /// Returns the answers of entries that shared a call, or its failure for each of them.
-pub(super) fn each<T>(answers: Result<Vec<T>, Failure>, entries: usize) -> Outcomes<T> {
+pub(super) fn each<T>(answers: Result<Vec<T>>, entries: usize) -> Outcomes<T> {
     match answers {
         Ok(answers) => answers.into_iter().map(Ok).collect(),
         Err(failure) => std::iter::repeat_n(failure, entries).map(Err).collect(),
@@ -71,6 +71,7 @@ pub(super) fn chunks(mut batch: Vec<Outgoing>) -> Vec<Vec<Outgoing>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::failure::Failure;
 
     #[test]
     fn a_batch_too_large_for_one_call_is_split() {

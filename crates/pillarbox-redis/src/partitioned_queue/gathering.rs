@@ -7,7 +7,7 @@ use futures_util::future::join_all;
 use pillarbox_core::{Delivery, Receive};
 
 use super::PartitionedQueue;
-use crate::failure::Failure;
+use crate::failure::{Failure, Result};
 use crate::layout::PartitionNumber;
 use crate::operations::{MAX_BYTES, UnclaimedDeliveries};
 use crate::partition::Partition;
@@ -70,7 +70,7 @@ impl Gathering<'_> {
         limit: Duration,
     ) -> (Vec<(PartitionNumber, usize)>, bool) {
         let count = |partition: Arc<Partition>| async move {
-            (partition.number(), partition.count_ready().await)
+            (partition.runner.number, partition.count_ready().await)
         };
         let queries: Vec<_> =
             partitions.map(|number| self.queue.query(number, limit, count)).collect();
@@ -92,7 +92,7 @@ impl Gathering<'_> {
     /// Returns what was received; or, if that is nothing, the failure of a partition.
     ///
     /// The deliveries are taken in the same poll that returns them, so that a dropped future holds none.
-    pub(super) fn finish(self) -> Result<Vec<Delivery>, Failure> {
+    pub(super) fn finish(self) -> Result<Vec<Delivery>> {
         match self.failed {
             Some(failure) if self.received.is_empty() => Err(failure),
             _ => Ok(self.received.into_iter().flat_map(UnclaimedDeliveries::take).collect()),

@@ -194,7 +194,7 @@ impl PartitionedQueue {
                 }
                 tokio::time::sleep(delay.next_delay()).await;
             }
-            let queue = partition.queue();
+            let queue = &partition.runner.queue;
             queue.waiters.lock().set_unresponsive(number, false);
             tracing::info!(queue = %queue.name, number, "a partition answers again");
         });
@@ -325,24 +325,18 @@ impl PartitionedQueue {
             let left = max - messages.len();
             let (more, ended) = self.partition(partition).peek(left, &end).await?;
             messages.extend(more);
-            match ended {
-                // Entries without a message were skipped, so the page is not full.
-                Some(next) if messages.len() < max => end = next,
-                Some(end) => {
-                    let next = Position { partition, end };
-                    return Ok(PeekPage::new(messages, Some(next.into())));
-                }
+            let next = match ended {
+                Some(end) => Position { partition, end },
                 None if partition + 1 >= layout.held_in => {
                     return Ok(PeekPage::new(messages, None));
                 }
-                None => {
-                    (partition, end) = (partition + 1, PageEnd::beginning());
-                    if messages.len() == max {
-                        let next = Position { partition, end };
-                        return Ok(PeekPage::new(messages, Some(next.into())));
-                    }
-                }
+                None => Position { partition: partition + 1, end: PageEnd::beginning() },
+            };
+            // The page is not full if entries without a message were skipped.
+            if messages.len() == max {
+                return Ok(PeekPage::new(messages, Some(next.into())));
             }
+            Position { partition, end } = next;
         }
     }
 

@@ -1,11 +1,8 @@
 //! Clients of servers that differ only in their addresses.
 
-use std::fmt;
 use std::time::Duration;
 
 use redis::{Client, ConnectionAddr, ConnectionInfo, RedisResult};
-
-use crate::options;
 
 /// Time within which a connection must be made.
 pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
@@ -30,11 +27,5 @@ impl ClientFactory {
             _ => ConnectionAddr::Tcp(host, port),
         };
         Client::open(self.template.clone().set_addr(addr))
-    }
-}
-
-impl fmt::Debug for ClientFactory {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("ClientFactory").field(&options::endpoint(&self.template)).finish()
     }
 }

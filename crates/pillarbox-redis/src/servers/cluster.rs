@@ -1,14 +1,13 @@
 //! The nodes of a cluster and their slots.
 
 use std::collections::HashMap;
-use std::fmt;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use futures_util::future::{BoxFuture, Shared};
 use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt, StreamExt};
-use pillarbox_core::internal::{Locked, lock};
+use pillarbox_core::internal::lock;
 use rand::seq::SliceRandom;
 use redis::{ErrorKind, RedisError, RedisResult, Value};
 use tokio::sync::Notify;
@@ -30,18 +29,19 @@ const TIMEOUT: Duration = Duration::from_secs(5);
 pub(crate) struct Cluster {
     /// URL of the cluster, without secrets.
     pub(super) endpoint: Arc<str>,
-    nodes: Arc<Nodes>,
+    pub(super) nodes: Arc<Nodes>,
     /// Refresh under way, shared by all who need it.
     refresh: Mutex<Option<Shared<BoxFuture<'static, RedisResult<()>>>>>,
 }
 
-struct Nodes {
+pub(super) struct Nodes {
     seeds: Vec<Address>,
     clients: ClientFactory,
     response_timeout: Duration,
+    /// Never locked across an await.
     state: Mutex<State>,
-    /// Notified when a slot has moved.
-    moved: Notify,
+    /// Notified when a slot has moved. For a single task.
+    pub(super) moved: Notify,
 }
 
 #[derive(Default)]
@@ -83,14 +83,9 @@ impl Cluster {
         self.nodes.node(slot).ok().flatten()
     }
 
-    /// Returns the node at an address.
-    pub(crate) fn node_at(&self, address: &str) -> RedisResult<Arc<Node>> {
-        self.nodes.node_at(address)
-    }
-
     /// Records that a slot has moved to a node.
     pub(super) fn slot_moved(&self, slot: u16, address: &str) {
-        let mut state = self.nodes.lock();
+        let mut state = lock(&self.nodes.state);
         let is_known = state.map.node(slot).is_some_and(|known| **known == *address);
         state.map.set_slot(slot, address);
         if !is_known {
@@ -98,21 +93,16 @@ impl Cluster {
         }
     }
 
-    /// Waits until slots have moved since the last call. For a single task.
-    pub(crate) async fn moved(&self) {
-        self.nodes.moved.notified().await;
-    }
-
     /// Reads the slots and returns all nodes that have some.
     pub(crate) async fn primaries(&self) -> RedisResult<Vec<Arc<Node>>> {
         self.refresh().await?;
-        let primaries = self.nodes.lock().map.primaries();
+        let primaries = lock(&self.nodes.state).map.primaries();
         primaries.iter().map(|address| self.nodes.node_at(address)).collect()
     }
 
     /// Returns the number of slots without a node.
     pub(crate) fn uncovered(&self) -> usize {
-        self.nodes.lock().map.uncovered()
+        lock(&self.nodes.state).map.uncovered()
     }
 
     /// Reads the slots from one of the nodes, once for all concurrent callers.
@@ -134,34 +124,29 @@ impl Cluster {
 
     /// Closes all connections.
     pub(crate) fn disconnect(&self) {
-        self.nodes.lock().nodes.values().for_each(|node| node.disconnect());
+        lock(&self.nodes.state).nodes.values().for_each(|node| node.disconnect());
     }
 }
 
 impl Nodes {
-    /// Never held across an await.
-    fn lock(&self) -> Locked<'_, State> {
-        lock(&self.state)
-    }
-
     fn node(&self, slot: u16) -> RedisResult<Option<Arc<Node>>> {
-        let address = self.lock().map.node(slot).cloned();
+        let address = lock(&self.state).map.node(slot).cloned();
         address.map(|address| self.node_at(&address)).transpose()
     }
 
-    fn node_at(&self, address: &str) -> RedisResult<Arc<Node>> {
-        if let Some(node) = self.lock().nodes.get(address) {
+    pub(super) fn node_at(&self, address: &str) -> RedisResult<Arc<Node>> {
+        if let Some(node) = lock(&self.state).nodes.get(address) {
             return Ok(node.clone());
         }
         let (host, port) = parts(address)?;
         let client = self.clients.client(host, port)?;
         let node = Arc::new(Node::new(client, self.response_timeout));
-        Ok(self.lock().nodes.entry(address.into()).or_insert(node).clone())
+        Ok(lock(&self.state).nodes.entry(address.into()).or_insert(node).clone())
     }
 
     /// Queries one node after the other, in random order, without waiting long for any of them.
     async fn refresh(&self) -> RedisResult<()> {
-        let mut addresses: Vec<Address> = self.lock().map.nodes().cloned().collect();
+        let mut addresses: Vec<Address> = lock(&self.state).map.nodes().cloned().collect();
         addresses.sort();
         addresses.dedup();
         addresses.shuffle(&mut rand::rng());
@@ -195,7 +180,7 @@ impl Nodes {
         };
         let late = || Err(std::io::Error::from(std::io::ErrorKind::TimedOut).into());
         let map = tokio::time::timeout(TIMEOUT, query).await.unwrap_or_else(|_| late())?;
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         let State { map: current, nodes } = &mut *state;
         let has_moved = *current != map;
         *current = map;
@@ -223,12 +208,6 @@ impl Nodes {
             return Err(std::io::Error::other("a node of the cluster knows no slots").into());
         }
         Ok(map)
-    }
-}
-
-impl fmt::Debug for Cluster {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Cluster").field(&self.endpoint).finish()
     }
 }
 

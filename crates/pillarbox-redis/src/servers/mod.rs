@@ -23,7 +23,6 @@ use crate::options::{RedisOptions, Topology, partitions_with_ttl};
 use crate::tls;
 
 /// The servers of a backend.
-#[derive(Debug)]
 pub(crate) enum Servers {
     /// One server at a time.
     One(Arc<Node>),
@@ -32,7 +31,7 @@ pub(crate) enum Servers {
 }
 
 /// Server that a call goes to.
-#[derive(Debug, Clone, Copy)]
+#[derive(Clone, Copy)]
 pub(crate) enum Route<'a> {
     /// The server that has this slot.
     Slot(u16),
@@ -114,7 +113,7 @@ impl Servers {
     pub(crate) fn redirected(&self, error: &RedisError, permanent: bool) -> Option<Arc<Node>> {
         let Self::Cluster(cluster) = self else { return None };
         let (address, slot) = error.redirect_node()?;
-        let node = cluster.node_at(address).ok()?;
+        let node = cluster.nodes.node_at(address).ok()?;
         if permanent {
             cluster.slot_moved(slot, address);
         }
@@ -131,33 +130,24 @@ impl Servers {
         }
     }
 
-    /// Returns whether there may be other servers than those known.
-    pub(crate) fn is_cluster(&self) -> bool {
-        matches!(self, Self::Cluster(_))
-    }
-
     /// Waits until slots have moved since the last call. For a single task.
     pub(crate) async fn moved(&self) {
         match self {
             Self::One(_) => std::future::pending().await,
-            Self::Cluster(cluster) => cluster.moved().await,
+            Self::Cluster(cluster) => cluster.nodes.moved.notified().await,
         }
     }
 
     /// Returns whether another server takes over when one fails.
     pub(crate) fn has_failover(&self) -> bool {
-        match self {
-            Self::One(node) => node.has_failover(),
-            Self::Cluster(_) => true,
-        }
+        let Self::One(node) = self else { return true };
+        node.has_failover()
     }
 
     /// Returns whether connections can be made.
     pub(crate) fn can_connect(&self) -> bool {
-        match self {
-            Self::One(node) => node.can_connect(),
-            Self::Cluster(_) => true,
-        }
+        let Self::One(node) = self else { return true };
+        node.can_connect()
     }
 
     /// Closes all connections.

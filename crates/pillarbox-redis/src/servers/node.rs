@@ -1,6 +1,5 @@
 //! One server and its connections: made when needed, shared by all, replaced when they break.
 
-use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -225,12 +224,6 @@ impl Node {
     pub(crate) fn disconnect(&self) {
         *lock(&self.calls.current) = None;
         self.discard_blocking();
-    }
-}
-
-impl fmt::Debug for Node {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Node").field(&self.endpoint).finish()
     }
 }
 

@@ -15,7 +15,6 @@ use super::client_factory::{CONNECT_TIMEOUT, ClientFactory};
 const TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Sentinels, and the service that they monitor.
-#[derive(Debug)]
 pub(super) struct Sentinels {
     /// URL of the service, without secrets.
     pub(super) endpoint: Arc<str>,

@@ -1,13 +1,11 @@
-//! Receives that wait for a message: their order, the subscriptions that wake them, and the wait loop.
+//! Receives that wait for a message: their order, and the subscriptions that wake them.
 
 mod poll_interval;
 mod queue_waiters;
 mod subscriptions;
-mod wait_loop;
 mod waiters;
 
 pub(crate) use self::poll_interval::{POLL_INTERVAL, WaitedPartitions};
 pub(crate) use self::queue_waiters::QueueWaiters;
 pub(crate) use self::subscriptions::{Channel, Subscriptions};
-pub(crate) use self::wait_loop::{WaitedQueue, wait};
 pub(crate) use self::waiters::Query;

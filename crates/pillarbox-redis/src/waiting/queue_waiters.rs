@@ -7,7 +7,7 @@ use pillarbox_core::internal::{Locked, lock};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use super::poll_interval::{PollIntervals, WaitedPartitions};
+use super::poll_interval::WaitedPartitions;
 use super::waiters::{WaiterId, Waiters};
 use crate::layout::PartitionNumber;
 
@@ -59,31 +59,42 @@ impl QueueWaiters {
         self.lock().notify_next();
     }
 
-    pub(super) fn join(&self) -> (WaiterId, Arc<Notify>) {
+    /// Adds a waiter behind the others.
+    pub(crate) fn join(&self) -> WaiterGuard<'_> {
         let mut waiters = self.lock();
-        let joined = waiters.join();
+        let (id, signal) = waiters.join();
         self.count(&waiters);
-        joined
+        WaiterGuard { waiters: self, id, signal }
     }
 
-    pub(super) fn leave(&self, id: WaiterId) {
-        let mut waiters = self.lock();
-        waiters.leave(id);
-        self.count(&waiters);
-    }
-
-    pub(super) fn next_poll(&self, id: WaiterId) -> Option<Instant> {
-        let intervals = self.poll_intervals();
+    pub(crate) fn next_poll(&self, id: WaiterId) -> Option<Instant> {
+        let intervals = self.waited.poll_intervals();
         self.lock().next_poll(id, intervals)
     }
 
-    pub(super) fn poll_intervals(&self) -> PollIntervals {
-        self.waited.poll_intervals()
+    pub(crate) fn take_queries(&self, id: WaiterId, now: Instant) -> Vec<PartitionNumber> {
+        let intervals = self.waited.poll_intervals();
+        self.lock().take_queries(id, now, intervals)
     }
 
     fn count(&self, waiters: &Waiters) {
         let partitions = if waiters.is_empty() { 0 } else { waiters.partitions() };
         let before = self.counted.swap(partitions, Ordering::Relaxed);
         self.waited.replace(before, partitions);
+    }
+}
+
+/// A waiter of a queue; leaves when dropped.
+pub(crate) struct WaiterGuard<'a> {
+    waiters: &'a QueueWaiters,
+    pub(crate) id: WaiterId,
+    pub(crate) signal: Arc<Notify>,
+}
+
+impl Drop for WaiterGuard<'_> {
+    fn drop(&mut self) {
+        let mut waiters = self.waiters.lock();
+        waiters.leave(self.id);
+        self.waiters.count(&waiters);
     }
 }

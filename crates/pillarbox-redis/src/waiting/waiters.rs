@@ -26,7 +26,7 @@ pub(crate) struct Waiters {
 
 /// Order of arrival of a waiter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct WaiterId(u64);
+pub(crate) struct WaiterId(u64);
 
 #[derive(Debug)]
 struct Waiter {
@@ -100,7 +100,7 @@ impl Waiters {
     }
 
     /// Returns the number of partitions.
-    pub(super) fn partitions(&self) -> usize {
+    pub(crate) fn partitions(&self) -> usize {
         self.partitions.len()
     }
 
@@ -189,7 +189,7 @@ impl Waiters {
     }
 
     /// Returns the partitions that may have a ready message: those that a new waiter queries.
-    pub(super) fn maybe_ready(&self, now: Instant) -> Vec<PartitionNumber> {
+    pub(crate) fn maybe_ready(&self, now: Instant) -> Vec<PartitionNumber> {
         self.responsive_that(|status| {
             status.contents != Contents::Empty
                 || !status.is_subscribed
@@ -231,7 +231,7 @@ impl Waiters {
     }
 
     /// Returns the partitions whose wake-ups are not received.
-    pub(super) fn unsubscribed(&self) -> Vec<PartitionNumber> {
+    pub(crate) fn unsubscribed(&self) -> Vec<PartitionNumber> {
         self.responsive_that(|status| !status.is_subscribed)
     }
 

@@ -19,7 +19,7 @@ use crate::common::steps::{
     PATIENCE, acknowledge, body, channels, counts, drain, eventually, receive, send, send_later,
     settle, take, wait_for,
 };
-use crate::common::{open, queue};
+use crate::common::{open, queue, start, start_queue};
 
 const HOUR: Duration = Duration::from_secs(3600);
 
@@ -55,6 +55,14 @@ async fn behind(proxy: &Proxy, options: &str) -> (Mailboxes, Arc<dyn Queue>) {
     (backend, queue)
 }
 
+/// Starts a server behind a proxy, and opens a queue through it.
+async fn start_proxied(options: &str) -> (RedisServer, Proxy, Mailboxes, Arc<dyn Queue>) {
+    let server = RedisServer::start();
+    let proxy = Proxy::to(server.port()).await;
+    let (backend, queue) = behind(&proxy, options).await;
+    (server, proxy, backend, queue)
+}
+
 /// Uses every script once, so that the next calls are one command each. Leaves one message in `sent`.
 async fn warm_up(queue: &Arc<dyn Queue>) {
     send(queue, "warm-up").await.expect("sent");
@@ -72,9 +80,7 @@ fn flavours() -> impl Iterator<Item = Flavour> {
 
 #[tokio::test]
 async fn scripts_that_the_server_has_flushed_are_sent_again() {
-    let server = RedisServer::start();
-    let backend = open(&server.url()).await;
-    let queue = queue(&backend, "q");
+    let (server, _backend, queue) = start_queue().await;
     let forget = || server.command(&["SCRIPT", "FLUSH"]);
     for round in 1..=3 {
         forget();
@@ -94,9 +100,7 @@ async fn scripts_that_the_server_has_flushed_are_sent_again() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn scripts_may_be_flushed_under_load() {
-    let server = RedisServer::start();
-    let backend = open(&server.url()).await;
-    let queue = queue(&backend, "q");
+    let (server, _backend, queue) = start_queue().await;
     let stop = StopOnDrop::default();
     let forgetting = tokio::task::spawn_blocking({
         let is_over = stop.0.clone();
@@ -164,9 +168,7 @@ async fn work(queue: &Arc<dyn Queue>, messages: usize) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn connections_may_be_killed_under_load() {
-    let server = RedisServer::start();
-    let backend = open(&server.url()).await;
-    let queue = queue(&backend, "q");
+    let (server, _backend, queue) = start_queue().await;
     let stop = StopOnDrop::default();
     let killing = tokio::task::spawn_blocking({
         let is_over = stop.0.clone();
@@ -194,9 +196,7 @@ const CUTS: [usize; 4] = [0, 1, 4, 6];
 
 #[tokio::test]
 async fn a_send_whose_answer_was_cut_off_is_stored_once() {
-    let server = RedisServer::start();
-    let proxy = Proxy::to(server.port()).await;
-    let (_backend, queue) = behind(&proxy, "").await;
+    let (_server, proxy, _backend, queue) = start_proxied("").await;
     for (n, after) in CUTS.into_iter().enumerate() {
         let text = format!("cut after {after}");
         proxy.cut_answer(&text, after);
@@ -209,9 +209,7 @@ async fn a_send_whose_answer_was_cut_off_is_stored_once() {
 
 #[tokio::test]
 async fn a_receive_whose_answer_was_cut_off_delivers_at_once_and_counts_once() {
-    let server = RedisServer::start();
-    let proxy = Proxy::to(server.port()).await;
-    let (_backend, queue) = behind(&proxy, "").await;
+    let (_server, proxy, _backend, queue) = start_proxied("").await;
     for (n, after) in [0, 1, 10, 100, 200].into_iter().enumerate() {
         let bodies: Vec<_> = (0..10).map(|n| format!("body {n}")).collect();
         for body in &bodies {
@@ -239,9 +237,7 @@ async fn a_receive_whose_answer_was_cut_off_delivers_at_once_and_counts_once() {
 
 #[tokio::test]
 async fn a_long_poll_whose_answer_was_cut_off_delivers() {
-    let server = RedisServer::start();
-    let proxy = Proxy::to(server.port()).await;
-    let (_backend, queue) = behind(&proxy, "").await;
+    let (server, proxy, _backend, queue) = start_proxied("").await;
     let direct = open(&server.url()).await;
     let sender = crate::common::queue(&direct, "q");
     warm_up(&sender).await;
@@ -269,9 +265,8 @@ async fn a_long_poll_whose_answer_was_cut_off_delivers() {
 /// The lease is an hour, so only a release makes the messages ready.
 #[tokio::test]
 async fn messages_of_a_receive_without_an_answer_are_ready_when_the_server_is_back() {
-    let server = RedisServer::start();
-    let proxy = Proxy::to(server.port()).await;
-    let (_backend, receiver) = behind(&proxy, "?retry_for=0.2&response_timeout=0.2").await;
+    let (server, proxy, _backend, receiver) =
+        start_proxied("?retry_for=0.2&response_timeout=0.2").await;
     let direct = open(&server.url()).await;
     let direct = queue(&direct, "q");
     for text in ["one", "two", "three"] {
@@ -305,9 +300,7 @@ async fn messages_of_a_receive_without_an_answer_are_ready_when_the_server_is_ba
 
 #[tokio::test]
 async fn closing_releases_messages_of_a_receive_without_an_answer() {
-    let server = RedisServer::start();
-    let proxy = Proxy::to(server.port()).await;
-    let (backend, receiver) = behind(&proxy, "?retry_for=600").await;
+    let (server, proxy, backend, receiver) = start_proxied("?retry_for=600").await;
     let direct = open(&server.url()).await;
     let direct = queue(&direct, "q");
     send(&direct, "one").await.expect("sent");
@@ -329,9 +322,7 @@ async fn closing_releases_messages_of_a_receive_without_an_answer() {
 
 #[tokio::test]
 async fn a_settle_whose_answer_was_cut_off_is_answered_as_done() {
-    let server = RedisServer::start();
-    let proxy = Proxy::to(server.port()).await;
-    let (_backend, queue) = behind(&proxy, "").await;
+    let (_server, proxy, _backend, queue) = start_proxied("").await;
     for after in CUTS {
         for text in ["acknowledge", "give back", "give back later", "extend"] {
             send(&queue, text).await.expect("sent");
@@ -364,9 +355,7 @@ async fn a_settle_whose_answer_was_cut_off_is_answered_as_done() {
 
 #[tokio::test]
 async fn a_send_that_is_repeated_late_does_not_bring_back_what_was_acknowledged() {
-    let server = RedisServer::start();
-    let proxy = Proxy::to(server.port()).await;
-    let (_backend, sender) = behind(&proxy, "").await;
+    let (server, proxy, _backend, sender) = start_proxied("").await;
     let direct = open(&server.url()).await;
     let receiver = queue(&direct, "q");
     for round in 1..=3 {
@@ -388,9 +377,7 @@ async fn a_send_that_is_repeated_late_does_not_bring_back_what_was_acknowledged(
 
 #[tokio::test]
 async fn refused_connections_are_retried() {
-    let server = RedisServer::start();
-    let proxy = Proxy::to(server.port()).await;
-    let (_backend, queue) = behind(&proxy, "").await;
+    let (server, proxy, _backend, queue) = start_proxied("").await;
     proxy.set(Mode::Refuse);
     server.command(&["CLIENT", "KILL", "TYPE", "normal"]);
     let sending = tokio::spawn({
@@ -454,9 +441,7 @@ async fn opening_is_retried_while_all_connections_are_reset() {
 
 #[tokio::test]
 async fn a_call_that_times_out_is_repeated_and_takes_effect_once() {
-    let server = RedisServer::start();
-    let proxy = Proxy::to(server.port()).await;
-    let (_backend, queue) = behind(&proxy, "?response_timeout=0.3").await;
+    let (_server, proxy, _backend, queue) = start_proxied("?response_timeout=0.3").await;
     // Longer than any response timeout of the test.
     let late = Duration::from_secs(60);
     proxy.delay_answer("slow", late);
@@ -472,9 +457,7 @@ async fn a_call_that_times_out_is_repeated_and_takes_effect_once() {
 
 #[tokio::test]
 async fn a_send_that_arrives_after_its_repetition_changes_nothing() {
-    let server = RedisServer::start();
-    let proxy = Proxy::to(server.port()).await;
-    let (_backend, queue) = behind(&proxy, "?response_timeout=0.3").await;
+    let (_server, proxy, _backend, queue) = start_proxied("?response_timeout=0.3").await;
     proxy.stall("stuck");
     send(&queue, "stuck").await.expect("sent");
     assert_eq!(drain(&queue).await, ["stuck"]);
@@ -484,9 +467,7 @@ async fn a_send_that_arrives_after_its_repetition_changes_nothing() {
 
 #[tokio::test]
 async fn a_receive_that_arrives_after_its_repetition_takes_nothing() {
-    let server = RedisServer::start();
-    let proxy = Proxy::to(server.port()).await;
-    let (_backend, queue) = behind(&proxy, "?response_timeout=0.3").await;
+    let (_server, proxy, _backend, queue) = start_proxied("?response_timeout=0.3").await;
     send(&queue, "first").await.expect("sent");
     proxy.stall("EVALSHA");
     let first = take(&queue).await;
@@ -500,9 +481,7 @@ async fn a_receive_that_arrives_after_its_repetition_takes_nothing() {
 
 #[tokio::test]
 async fn a_receive_that_arrives_after_its_repetition_found_nothing_takes_nothing() {
-    let server = RedisServer::start();
-    let proxy = Proxy::to(server.port()).await;
-    let (_backend, queue) = behind(&proxy, "?response_timeout=0.3").await;
+    let (_server, proxy, _backend, queue) = start_proxied("?response_timeout=0.3").await;
     proxy.stall("EVALSHA");
     assert_eq!(receive(&queue).await.expect("received"), None);
     send(&queue, "later").await.expect("sent");
@@ -513,9 +492,7 @@ async fn a_receive_that_arrives_after_its_repetition_found_nothing_takes_nothing
 
 #[tokio::test]
 async fn a_receive_that_arrives_after_it_has_failed_takes_nothing() {
-    let server = RedisServer::start();
-    let proxy = Proxy::to(server.port()).await;
-    let (_backend, queue) = behind(&proxy, "?response_timeout=0.3&retry_for=0").await;
+    let (server, proxy, _backend, queue) = start_proxied("?response_timeout=0.3&retry_for=0").await;
     send(&queue, "later").await.expect("sent");
     let direct = open(&server.url()).await;
     let direct = crate::common::queue(&direct, "q");
@@ -535,9 +512,7 @@ async fn a_receive_that_arrives_after_it_has_failed_takes_nothing() {
 
 #[tokio::test]
 async fn a_send_that_arrives_after_its_repetition_was_refused_stores_nothing() {
-    let server = RedisServer::start();
-    let proxy = Proxy::to(server.port()).await;
-    let (backend, queue) = behind(&proxy, "?response_timeout=0.3").await;
+    let (_server, proxy, backend, queue) = start_proxied("?response_timeout=0.3").await;
     send(&queue, "first").await.expect("sent");
     let options = pillarbox_core::QueueOptions::new().max_size(1);
     let small = backend.queue("q", options).expect("a queue");
@@ -551,9 +526,7 @@ async fn a_send_that_arrives_after_its_repetition_was_refused_stores_nothing() {
 
 #[tokio::test]
 async fn a_nack_that_arrives_after_its_repetition_changes_nothing() {
-    let server = RedisServer::start();
-    let proxy = Proxy::to(server.port()).await;
-    let (_backend, queue) = behind(&proxy, "?response_timeout=0.3").await;
+    let (_server, proxy, _backend, queue) = start_proxied("?response_timeout=0.3").await;
     send(&queue, "again").await.expect("sent");
     let first = take(&queue).await;
     proxy.stall("EVALSHA");
@@ -567,9 +540,7 @@ async fn a_nack_that_arrives_after_its_repetition_changes_nothing() {
 
 #[tokio::test]
 async fn a_purge_that_arrives_after_its_repetition_deletes_nothing() {
-    let server = RedisServer::start();
-    let proxy = Proxy::to(server.port()).await;
-    let (_backend, queue) = behind(&proxy, "?response_timeout=0.3").await;
+    let (_server, proxy, _backend, queue) = start_proxied("?response_timeout=0.3").await;
     send(&queue, "old").await.expect("sent");
     proxy.stall("EVALSHA");
     assert_eq!(queue.purge().await.expect("purged"), 1);
@@ -1012,8 +983,7 @@ async fn a_server_that_is_too_old_is_refused() {
 
 #[tokio::test]
 async fn a_key_of_another_type_is_named_as_the_reason_and_loses_nothing() {
-    let server = RedisServer::start();
-    let backend = open(&server.url()).await;
+    let (server, backend) = start().await;
     for key in ["pending", "invisible", "data", "meta"] {
         for other in
             ["SET key value", "RPUSH key value", "HSET key field value", "ZADD key 1 value"]
@@ -1101,9 +1071,7 @@ async fn another_type(server: &RedisServer, queue: &Arc<dyn Queue>, key: &str, o
 
 #[tokio::test]
 async fn an_entry_with_an_invalid_id_is_skipped() {
-    let server = RedisServer::start();
-    let backend = open(&server.url()).await;
-    let queue = queue(&backend, "q");
+    let (server, _backend, queue) = start_queue().await;
     send(&queue, "one").await.expect("sent");
     server.command(&["LPUSH", "{queue:q}:pending", "junk"]);
     send(&queue, "two").await.expect("sent");
@@ -1125,8 +1093,7 @@ fn letters(deliveries: &[pillarbox_core::Delivery]) -> String {
 
 #[tokio::test]
 async fn a_receive_takes_only_as_many_bytes_as_get_through_a_slow_network() {
-    let server = RedisServer::start();
-    let backend = open(&server.url()).await;
+    let (_server, backend) = start().await;
     const KB: usize = 1 << 10;
     // Equal sizes, a small one first, and one that is too large by itself.
     let sizes: [(&[usize], &[&str]); 4] = [
@@ -1153,9 +1120,7 @@ async fn a_receive_takes_only_as_many_bytes_as_get_through_a_slow_network() {
 
 #[tokio::test]
 async fn attributes_and_addresses_count_among_the_bytes_of_a_receive() {
-    let server = RedisServer::start();
-    let backend = open(&server.url()).await;
-    let queue = queue(&backend, "q");
+    let (_server, _backend, queue) = start_queue().await;
     for order in 0..6 {
         let mut message = large(order, 1);
         message.attributes.insert("note", "x".repeat(200 << 10));
@@ -1171,9 +1136,7 @@ async fn attributes_and_addresses_count_among_the_bytes_of_a_receive() {
 /// Concurrent receives share a call, and its limit of bytes.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn receives_that_share_a_call_all_get_a_message() {
-    let server = RedisServer::start();
-    let backend = open(&server.url()).await;
-    let queue = queue(&backend, "q");
+    let (_server, _backend, queue) = start_queue().await;
     for order in 0..24 {
         queue.send(vec![large(order, 700 << 10)]).await.expect("sent");
     }
@@ -1463,9 +1426,7 @@ async fn inconsistent_keys_are_found_and_repaired() {
 /// However many messages there are, at once, and in the order in which they were sent.
 #[tokio::test]
 async fn a_deleted_list_of_ready_messages_is_restored_in_order() {
-    let server = RedisServer::start();
-    let backend = open(&server.url()).await;
-    let queue = queue(&backend, "q");
+    let (server, backend, queue) = start_queue().await;
     let mut sent = Vec::new();
     for _ in 0..3 {
         let batch: Vec<_> = (0..1000).map(|_| Outgoing::new("x")).collect();
@@ -1490,9 +1451,7 @@ async fn a_deleted_list_of_ready_messages_is_restored_in_order() {
 
 #[tokio::test]
 async fn deleted_keys_without_messages_do_no_harm() {
-    let server = RedisServer::start();
-    let backend = open(&server.url()).await;
-    let queue = queue(&backend, "q");
+    let (server, backend, queue) = start_queue().await;
     send(&queue, "one").await.expect("sent");
     server.command(&["DEL", "{queue:q}:meta"]);
     assert_eq!(counts(&queue).await, (1, 0, 0, 0));
@@ -1506,8 +1465,7 @@ async fn deleted_keys_without_messages_do_no_harm() {
 
 #[tokio::test]
 async fn a_list_of_queues_of_another_type_is_found_and_hides_nothing_else() {
-    let server = RedisServer::start();
-    let backend = open(&server.url()).await;
+    let (server, backend) = start().await;
     let there = queue(&backend, "there");
     send(&there, "one").await.expect("sent");
     server.command(&["HSET", "{queue:there}:data", "no-id", "x"]);
@@ -1532,9 +1490,7 @@ async fn a_list_of_queues_of_another_type_is_found_and_hides_nothing_else() {
 
 #[tokio::test]
 async fn counting_names_the_key_of_another_type() {
-    let server = RedisServer::start();
-    let backend = open(&server.url()).await;
-    let queue = queue(&backend, "q");
+    let (server, _backend, queue) = start_queue().await;
     send(&queue, "one").await.expect("sent");
     for key in ["meta", "pending", "invisible"] {
         let name = format!("{{queue:q}}:{key}");
@@ -1551,8 +1507,7 @@ async fn counting_names_the_key_of_another_type() {
 
 #[tokio::test]
 async fn one_queue_that_cannot_be_used_does_not_hide_the_others() {
-    let server = RedisServer::start();
-    let backend = open(&server.url()).await;
+    let (server, backend) = start().await;
     for name in ["good", "wrong"] {
         send(&queue(&backend, name), "one").await.expect("sent");
     }

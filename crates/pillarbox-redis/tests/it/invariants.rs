@@ -15,7 +15,7 @@ use pillarbox_testing::server::RedisServer;
 use tokio::task::JoinSet;
 
 use crate::common::stored::{Stored, short};
-use crate::common::{open, queue};
+use crate::common::{open, queue, start_queue};
 
 const LONG: Duration = Duration::from_secs(60);
 const SHORT: Duration = Duration::from_millis(80);
@@ -28,9 +28,7 @@ struct Fixture {
 
 impl Fixture {
     async fn new() -> Self {
-        let server = RedisServer::start();
-        let backend = open(&server.url()).await;
-        let queue = queue(&backend, "q");
+        let (server, backend, queue) = start_queue().await;
         Self { server, backend, queue }
     }
 

@@ -12,7 +12,7 @@ use crate::common::steps::{
     PATIENCE, acknowledge, body, channels, counts, drain, eventually, send, send_later, take,
     wait_for,
 };
-use crate::common::{open, queue};
+use crate::common::{open, queue, start, start_queue};
 
 /// Sends and receives one message.
 async fn works(backend: &Mailboxes) {
@@ -224,8 +224,7 @@ fn opening_outside_of_a_runtime_is_an_error() {
 async fn thousands_of_mailboxes_share_two_connections() {
     const QUEUES: usize = 3000;
     const WAITING: usize = 500;
-    let server = RedisServer::start();
-    let backend = open(&server.url()).await;
+    let (server, backend) = start().await;
     let queues: Vec<_> = (0..QUEUES).map(|n| queue(&backend, &format!("q{n}"))).collect();
     let waits: Vec<_> =
         queues[..WAITING].iter().map(|queue| waiting(queue, PATIENCE * 2)).collect();
@@ -246,8 +245,7 @@ async fn thousands_of_mailboxes_share_two_connections() {
 
 #[tokio::test]
 async fn queues_are_listed_in_order_and_without_a_scan_of_all_keys() {
-    let server = RedisServer::start();
-    let backend = open(&server.url()).await;
+    let (server, backend) = start().await;
     let names = ["zebra", "a/b", "middle", "a.b", "Capital"];
     for name in names {
         send(&queue(&backend, name), "here").await.expect("sent");
@@ -268,8 +266,7 @@ async fn queues_are_listed_in_order_and_without_a_scan_of_all_keys() {
 
 #[tokio::test]
 async fn a_queue_that_was_drained_and_dropped_leaves_nothing_but_records_that_expire() {
-    let server = RedisServer::start();
-    let backend = open(&server.url()).await;
+    let (server, backend) = start().await;
     for name in ["short", "purged", "kept"] {
         let queue = queue(&backend, name);
         for n in 0..20 {
@@ -309,8 +306,7 @@ async fn a_queue_that_was_drained_and_dropped_leaves_nothing_but_records_that_ex
 /// The server remembers the callers of a queue for longer than the queue lives.
 #[tokio::test]
 async fn a_queue_can_be_opened_used_and_dropped_again_and_again() {
-    let server = RedisServer::start();
-    let backend = open(&server.url()).await;
+    let (server, backend) = start().await;
     for round in 0..60 {
         let queue = queue(&backend, "again");
         let (one, two) = (format!("{round} one"), format!("{round} two"));
@@ -351,9 +347,7 @@ fn assert_expires_together(left: &[i64; 4]) {
 
 #[tokio::test]
 async fn keys_have_no_time_to_live_by_default() {
-    let server = RedisServer::start();
-    let backend = open(&server.url()).await;
-    let queue = queue(&backend, "q");
+    let (server, _backend, queue) = start_queue().await;
     for text in ["held", "ready"] {
         send(&queue, text).await.expect("sent");
     }
@@ -435,8 +429,7 @@ async fn each_queue_may_have_a_time_to_live_of_its_own() {
 
 #[tokio::test]
 async fn the_longest_time_to_live_of_a_handle_is_that_of_the_queue() {
-    let server = RedisServer::start();
-    let backend = open(&server.url()).await;
+    let (server, backend) = start().await;
     let silent = queue(&backend, "q");
     send(&silent, "x").await.expect("sent");
     assert_eq!(left(&server, "q")[3], -1);
@@ -531,8 +524,7 @@ async fn no_key_outlives_a_queue_with_a_time_to_live() {
 async fn waiters_poll_each_queue_once_in_ten_seconds() {
     const QUEUES: usize = 20;
     const WATCHED: Duration = Duration::from_secs(6);
-    let server = RedisServer::start();
-    let backend = open(&server.url()).await;
+    let (server, backend) = start().await;
     let queues: Vec<_> = (0..QUEUES).map(|n| queue(&backend, &format!("q{n}"))).collect();
     let waits: Vec<_> = queues.iter().map(|queue| waiting(queue, 3 * PATIENCE)).collect();
     until_idle(&server, QUEUES).await;

@@ -17,7 +17,7 @@ use pillarbox_testing::server::{RedisCluster, RedisServer};
 use crate::common::steps::{
     PATIENCE, acknowledge, body, channels, counts, drain, eventually, receive, send, take, wait_for,
 };
-use crate::common::{open, queue};
+use crate::common::{open, queue, start};
 
 const LONG: Duration = Duration::from_secs(60);
 
@@ -81,8 +81,7 @@ async fn twelve_partitions_are_on_all_nodes_and_one_queue() {
 
 #[tokio::test]
 async fn messages_of_one_group_keep_their_order_and_others_do_not_wait_for_them() {
-    let server = RedisServer::start();
-    let backend = open(&server.url()).await;
+    let (server, backend) = start().await;
     let queue = queue_with_partitions(&backend, 7);
     for n in 0..40 {
         let batch = (0..20).map(|group| of_group(&group.to_string(), n.to_string())).collect();
@@ -113,8 +112,7 @@ async fn messages_of_one_group_keep_their_order_and_others_do_not_wait_for_them(
 
 #[tokio::test]
 async fn a_mailbox_sets_its_partitions_and_the_groups_of_messages() {
-    let server = RedisServer::start();
-    let backend = open(&server.url()).await;
+    let (server, backend) = start().await;
     let jobs: Mailbox<u32> = backend.builder("jobs").partitions(4).open().expect("a mailbox");
     for n in 0..100 {
         jobs.send_with(&n, SendOptions::new().group(format!("{}", n % 10))).await.expect("sent");
@@ -136,8 +134,7 @@ async fn a_mailbox_sets_its_partitions_and_the_groups_of_messages() {
 
 #[tokio::test]
 async fn an_id_that_is_sent_again_goes_to_where_it_is() {
-    let server = RedisServer::start();
-    let backend = open(&server.url()).await;
+    let (server, backend) = start().await;
     let queue = queue_with_partitions(&backend, 5);
     // Independent ids: there would be so few runs of new ids that a partition may get none.
     let one = |n: u32| Outgoing::with_id(MessageId::from_key(&n.to_string()), n.to_string());
@@ -156,8 +153,7 @@ async fn an_id_that_is_sent_again_goes_to_where_it_is() {
 
 #[tokio::test]
 async fn a_receipt_names_its_partition_and_no_other_accepts_it() {
-    let server = RedisServer::start();
-    let backend = open(&server.url()).await;
+    let (server, backend) = start().await;
     let whole = queue(&backend, "spread");
     send(&whole, "before").await.expect("sent");
     let before = take(&whole).await;
@@ -352,8 +348,7 @@ fn groups_that_begin_after_the_queue_is_spread_keep_their_order() {
 
 #[tokio::test]
 async fn a_partition_that_is_created_late_is_received_from() {
-    let server = RedisServer::start();
-    let backend = open(&server.url()).await;
+    let (server, backend) = start().await;
     backend.set_partitions("spread", 9).await.expect("spread");
     let stale = queue(&backend, "spread");
     send_all(&stale, (0..50).map(|n| of_group(&n.to_string(), "x")).collect()).await;
@@ -385,8 +380,7 @@ async fn a_partition_that_is_created_late_is_received_from() {
 /// The layout was changed when the clock of the server was a day ahead.
 #[tokio::test]
 async fn a_clock_that_was_set_back_hides_no_partition_from_receivers() {
-    let server = RedisServer::start();
-    let backend = open(&server.url()).await;
+    let (server, backend) = start().await;
     let receiver = queue(&backend, "spread");
     let time = server.command(&["TIME"]);
     let seconds: u64 = time.lines().next().and_then(|text| text.parse().ok()).expect("a time");
@@ -427,8 +421,7 @@ async fn a_clock_that_was_set_back_hides_no_partition_from_receivers() {
 /// Each call has its own limit of bytes, and none is made once there is enough.
 #[tokio::test]
 async fn large_messages_of_several_partitions_come_a_few_at_a_time() {
-    let server = RedisServer::start();
-    let backend = open(&server.url()).await;
+    let (server, backend) = start().await;
     let queue = queue_with_partitions(&backend, 3);
     // If the first partition has none, all others are queried at once.
     for (size, most) in [(700 << 10, 3), (2 << 20, 2)] {
@@ -453,8 +446,7 @@ async fn large_messages_of_several_partitions_come_a_few_at_a_time() {
 
 #[tokio::test]
 async fn a_limit_is_shared_out_and_new_messages_go_where_there_is_room() {
-    let server = RedisServer::start();
-    let backend = open(&server.url()).await;
+    let (_server, backend) = start().await;
     let options = QueueOptions::new().partitions(4).max_size(12);
     let queue = backend.queue("bounded", options).expect("a queue");
     let mut stored = 0;
@@ -478,8 +470,7 @@ async fn a_limit_is_shared_out_and_new_messages_go_where_there_is_room() {
 
 #[tokio::test]
 async fn invalid_options_are_refused() {
-    let server = RedisServer::start();
-    let backend = open(&server.url()).await;
+    let (server, backend) = start().await;
     for wrong in [0, 1001, u32::MAX] {
         let refused = backend.set_partitions("q", wrong).await.expect_err("refused");
         assert!(matches!(refused, Error::InvalidParameter { .. }), "{refused}");
@@ -510,8 +501,7 @@ fn queue_with_ttl(backend: &Mailboxes, name: &str) -> Arc<dyn Queue> {
 /// The second handle is refused, and the first one goes on.
 #[tokio::test]
 async fn a_queue_has_no_time_to_live_together_with_partitions() {
-    let server = RedisServer::start();
-    let backend = open(&server.url()).await;
+    let (server, backend) = start().await;
     let ttl = QueueOptions::new().default_ttl(Duration::from_secs(1000));
     let spread = QueueOptions::new().partitions(3);
     let refused = |name: &str, options: QueueOptions| {
@@ -612,8 +602,7 @@ async fn a_queue_with_partitions_set_by_a_program_leaves_nothing_behind() {
 
 #[tokio::test]
 async fn a_partition_that_is_missing_in_the_layout_is_found_and_restored() {
-    let server = RedisServer::start();
-    let backend = open(&server.url()).await;
+    let (server, backend) = start().await;
     backend.set_partitions("spread", 5).await.expect("spread");
     let queue = queue(&backend, "spread");
     send_all(&queue, (0..50).map(|n| of_group(&n.to_string(), "x")).collect()).await;
@@ -709,8 +698,7 @@ async fn partitions_go_on_while_one_of_them_does_not_answer() {
 
 #[tokio::test]
 async fn a_purge_covers_all_partitions_including_new_ones() {
-    let server = RedisServer::start();
-    let backend = open(&server.url()).await;
+    let (server, backend) = start().await;
     let old = queue(&backend, "spread");
     send(&old, "before").await.expect("sent");
     let other = open(&server.url()).await;

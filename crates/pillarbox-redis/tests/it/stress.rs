@@ -13,7 +13,7 @@ use pillarbox_testing::server::{Flavour, RedisServer};
 use pillarbox_testing::stress::Stress;
 
 use crate::common::stored::Stored;
-use crate::common::{open, queue};
+use crate::common::{open, queue, start};
 
 async fn assert_empty(server: &RedisServer, queue: &Arc<dyn Queue>) {
     let client = redis::Client::open(server.url()).expect("a client");
@@ -53,8 +53,7 @@ fn four_producers_and_four_consumers_lose_nothing_on_valkey() {
 #[test]
 fn leases_that_end_under_load_are_all_delivered_again() {
     on_threads(async {
-        let server = RedisServer::start();
-        let backend = open(&server.url()).await;
+        let (server, backend) = start().await;
         let queue = queue(&backend, "reaper");
         let messages = setting("PILLARBOX_MESSAGES", 6000) / 2;
         let lease = Duration::from_millis(200);

@@ -25,6 +25,20 @@ pub(crate) fn queue(backend: &Mailboxes, name: &str) -> Arc<dyn Queue> {
     backend.queue(name, QueueOptions::new()).expect("a queue")
 }
 
+/// Starts a server, and opens a backend on it.
+pub(crate) async fn start() -> (RedisServer, Mailboxes) {
+    let server = RedisServer::start();
+    let backend = open(&server.url()).await;
+    (server, backend)
+}
+
+/// Starts a server, and opens the queue `q` on it.
+pub(crate) async fn start_queue() -> (RedisServer, Mailboxes, Arc<dyn Queue>) {
+    let (server, backend) = start().await;
+    let queue = queue(&backend, "q");
+    (server, backend, queue)
+}
+
 /// Creates a subject on a server of its own, which a rule may kill and restart. `None` if this flavour is not
 /// installed.
 pub(crate) async fn subject(flavour: Flavour) -> Option<Subject> {
