@@ -81,7 +81,7 @@ build-tests: setup-tests
 .PHONY: unit
 unit: setup ## Runs unit, conformance, property, stress and exhaustive tests
 	$(say) "tests"
-	@$(CARGO) nextest run $(if $(PREPARED),--cargo-metadata target/metadata.json --binaries-metadata target/tests.json,\
+	@$(CARGO) nextest run --no-fail-fast $(if $(PREPARED),--cargo-metadata target/metadata.json --binaries-metadata target/tests.json,\
 		--locked --workspace --all-features --cargo-quiet)
 
 .PHONY: test-browser
