@@ -273,7 +273,8 @@ pub(crate) fn score(text: &[u8]) -> Option<Timestamp> {
     Some(Timestamp::from_micros(micros as i64))
 }
 
-/// Returns the argument of `settle.lua` for one delivery.
+/// Returns the argument of `settle.lua` for one delivery: its secret and what becomes of it. `receive.lua` stores the
+/// token of an acknowledgement with the delivery, so that an acknowledgement only has to compare the two.
 pub(crate) fn token(nonce: Nonce, action: SettleAction) -> Token {
     let mut token = Token { text: [0; Token::MAX_LEN], length: Nonce::TEXT_LEN + 1 };
     token.text[..Nonce::TEXT_LEN].copy_from_slice(&nonce.to_text());

@@ -67,7 +67,7 @@ impl Operation for Sends {
                 command.arg(format::head(message));
             }
         };
-        // A duplicate may have been stored by a call that was not confirmed.
+        // `+` and `1` are stored, `0` is a duplicate, which a call that was not confirmed may have stored.
         let is_stored = |reply: &Reply| b"+10".iter().any(|answer| reply.has(*answer));
         let reply = runner.run_durably(&scripts::SEND, caller, arguments, is_stored).await?;
         let (answers, flags) = reply.characters(messages().count())?;
@@ -172,6 +172,7 @@ impl Operation for Receives {
                 command.arg(request.max).arg(micros(request.visibility));
             }
             for nonce in &nonces {
+                // Stored with the delivery: `settle.lua` compares it with the token of the acknowledgement.
                 command.arg(format::token(*nonce, SettleAction::Acknowledge));
             }
         });

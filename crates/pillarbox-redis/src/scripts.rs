@@ -25,12 +25,12 @@ const PARTS: &[(&str, &str)] = &[
 ];
 
 impl Script {
-    /// Creates a script on the keys of a partition.
+    /// Creates a script on the keys of a partition, which `header.lua` names.
     fn of_partition(text: &str) -> Self {
         Self::new(&[include_str!("../scripts/header.lua"), text])
     }
 
-    /// Creates a script on one key.
+    /// Creates a script that names its keys itself.
     fn of_key(text: &str) -> Self {
         Self::new(&[text])
     }
