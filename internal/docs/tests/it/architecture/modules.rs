@@ -220,7 +220,8 @@ impl<'ast> Visit<'ast> for Collector<'_> {
         }
         if let Some(name) = name.map(Ident::to_string) {
             if attributes.iter().any(|attribute| attribute.path().is_ident("macro_export")) {
-                let path = [&["crate".to_owned()], &self.path[..], &[name.clone()]].concat();
+                let path =
+                    [&["crate".to_owned()], &self.path[..], std::slice::from_ref(&name)].concat();
                 let root = self.modules.0.entry(Vec::new()).or_default();
                 root.imports.insert(name.clone(), path);
             }
