@@ -92,8 +92,8 @@ BROKEN = {
         ("settle", "if is_started then deliveries = sub(deliveries, 1, -2) end",
          "if release and is_started then deliveries = sub(deliveries, 1, -2) end"),
         ("receive", "'^(%d+)(:?%d*)', from", "'^(%d+)(:?%d*s?)', from")),
-    "an extension by nothing is left to the clock": ("settle", "if micros == 0 then\n        line[",
-                                                     "if back and micros == 0 then\n        line["),
+    "an extension by nothing is left to the clock": ("settle", "if micros == 0 then\n        ready[",
+                                                     "if back and micros == 0 then\n        ready["),
     "an acknowledgement leaves the body": ("settle", "redis_call('HDEL', data, unpack(gone))", ""),
     "a send stores what is here": ("send", "local here = redis_call('HMGET', data, unpack(ARGV, 6, last_id))",
                                    "local here = {}"),
@@ -215,7 +215,7 @@ class Recorder:
                                     k=self.random.randint(1, 3))
         entries = [(kind, self.random.choice(self.known[-6:])) for kind in kinds]
         if self.random.random() < 0.3:
-            # What one entry does, the next must know; and what is extended by nothing does not line up behind it.
+            # What one entry does, the next must know; and what is extended by nothing does not go behind it.
             last, other = self.known[-1], self.known[-2:][0]
             entries = self.random.choice([[("start", last), ("extend", last)], [("start", last), ("release", last)],
                                           [("extend", last), ("nack", other)]])

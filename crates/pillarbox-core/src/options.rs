@@ -223,16 +223,16 @@ pub struct Partitions {
     pub sent_to: u32,
     /// Number of partitions that may hold messages. Greater than [`sent_to`](Self::sent_to) after the number
     /// was reduced, until the surplus partitions are empty.
-    pub held_in: u32,
+    pub received_from: u32,
 }
 
 impl Partitions {
     /// The single partition of a queue that is not spread.
-    pub const WHOLE: Self = Self { sent_to: 1, held_in: 1 };
+    pub const SINGLE: Self = Self { sent_to: 1, received_from: 1 };
 
     /// Creates a description of the partitions of a queue.
-    pub const fn new(sent_to: u32, held_in: u32) -> Self {
-        Self { sent_to, held_in }
+    pub const fn new(sent_to: u32, received_from: u32) -> Self {
+        Self { sent_to, received_from }
     }
 }
 

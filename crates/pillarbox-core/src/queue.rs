@@ -107,7 +107,7 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
     /// A backend without partitions need not implement this method or the next one.
     fn partitions<'a>(&'a self, queue: &'a QueueName) -> BoxFuture<'a, Result<Partitions>> {
         let _ = queue;
-        Box::pin(async { Ok(Partitions::WHOLE) })
+        Box::pin(async { Ok(Partitions::SINGLE) })
     }
 
     /// Sets the number of partitions of a queue, which may be in use meanwhile, and returns the result.

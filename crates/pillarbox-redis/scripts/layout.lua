@@ -11,13 +11,13 @@
 -- Reply: partitions afterwards, or nothing.
 -- Idempotence: a second run changes nothing, unless it must count as a change.
 local stored = redis.call('GET', KEYS[1])
-local sent_to, held_in, version, kept = string.match(stored or '1 1 0 0', '^(%d+) (%d+) (%d+) (%d)$')
+local sent_to, received_from, version, kept = string.match(stored or '1 1 0 0', '^(%d+) (%d+) (%d+) (%d)$')
 if not kept then return redis.error_reply('WRONGTYPE ' .. KEYS[1] .. ' is not ours') end
 local more_to = math.max(sent_to, kept == '1' and 1 or ARGV[1])
-local more_in = math.max(held_in, ARGV[2], more_to)
+local more_in = math.max(received_from, ARGV[2], more_to)
 -- @persist
 local must_change = ARGV[3] == '1' and (stored or more_in > 1)
-if more_to == tonumber(sent_to) and more_in == tonumber(held_in) and not must_change then
+if more_to == tonumber(sent_to) and more_in == tonumber(received_from) and not must_change then
   return stored
 end
 -- @version

@@ -8,12 +8,12 @@
 -- Idempotence: after the first run, the layout has changed.
 local stored = redis.call('GET', KEYS[1])
 if not stored then return 0 end
-local sent_to, held_in, version, kept = string.match(stored, '^(%d+) (%d+) (%d+) (%d)$')
+local sent_to, received_from, version, kept = string.match(stored, '^(%d+) (%d+) (%d+) (%d)$')
 if version ~= ARGV[1] then return 0 end
 local left = math.max(sent_to, ARGV[2])
 if kept == '0' and (ARGV[2] == '0' or left == 1) then
   redis.call('DEL', KEYS[1])
-elseif left < tonumber(held_in) then
+elseif left < tonumber(received_from) then
   -- @version
   redis.call('SET', KEYS[1], string.format('%d %d %s %s', sent_to, left, version, kept))
 end

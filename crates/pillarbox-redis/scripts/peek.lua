@@ -22,9 +22,9 @@ if part == 'r' then
     local place = redis_call('LPOS', pending, last, 'RANK', -1, 'MAXLEN', 10000)
     if place then skip = redis_call('LLEN', pending) - place end
   end
-  local line = redis_call('LRANGE', pending, -skip - wanted, -skip - 1)
-  for n = #line, 1, -1 do
-    ids[#ids + 1] = line[n]
+  local ready = redis_call('LRANGE', pending, -skip - wanted, -skip - 1)
+  for n = #ready, 1, -1 do
+    ids[#ids + 1] = ready[n]
     scores[#scores + 1] = ''
   end
   skip = skip + #ids

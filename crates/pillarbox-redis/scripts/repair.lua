@@ -30,35 +30,35 @@ local answers = {}
 for n = 5, #ARGV do
   local id = ARGV[n]
   local body = redis_call('HEXISTS', data, id) == 1
-  local in_line = redis_call('LPOS', pending, id, 'COUNT', 0)
+  local positions = redis_call('LPOS', pending, id, 'COUNT', 0)
   local timed = redis_call('ZSCORE', invisible, id)
   local known = redis_call('HGET', meta, id)
-  local held = known and #known > 16 and not string.find(sub(known, 1, 16), ':', 1, true)
+  local is_leased = known and #known > 16 and not string.find(sub(known, 1, 16), ':', 1, true)
   local answer = '.'
   if not body then
-    if #in_line > 0 or timed or known then answer = 'n' end
+    if #positions > 0 or timed or known then answer = 'n' end
     if repair and answer == 'n' then
       redis_call('LREM', pending, 0, id)
       redis_call('ZREM', invisible, id)
       redis_call('HDEL', meta, id)
     end
-  elseif #in_line == 0 and not timed then
+  elseif #positions == 0 and not timed then
     answer = 'u'
     if repair then
       redis_call('LPUSH', pending, id)
-      if held then redis_call('HSET', meta, id, (string.gsub(sub(known, 17), 's$', ''))) end
+      if is_leased then redis_call('HSET', meta, id, (string.gsub(sub(known, 17), 's$', ''))) end
     end
-  elseif #in_line > 1 or (#in_line == 1 and timed) then
+  elseif #positions > 1 or (#positions == 1 and timed) then
     answer = 'b'
-    if repair and timed and held then
+    if repair and timed and is_leased then
       redis_call('LREM', pending, 0, id)
     elseif repair then
       redis_call('ZREM', invisible, id)
       -- LREM with 0 would remove all of them.
-      if #in_line > 1 then redis_call('LREM', pending, #in_line - 1, id) end
+      if #positions > 1 then redis_call('LREM', pending, #positions - 1, id) end
     end
   end
-  if answer == '.' and #in_line > 0 and held then
+  if answer == '.' and #positions > 0 and is_leased then
     answer = 'h'
     if repair then redis_call('HSET', meta, id, (string.gsub(sub(known, 17), 's$', ''))) end
   end

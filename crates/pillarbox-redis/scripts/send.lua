@@ -18,7 +18,7 @@ local here = redis_call('HMGET', data, unpack(ARGV, 6, last_id))
 local room = math.huge
 if ARGV[4] ~= '' then room = ARGV[4] - redis_call('HLEN', data) end
 
-local answer, stored, size, line, timed = '+', {}, 0, nil, nil
+local answer, stored, size, ready, timed = '+', {}, 0, nil, nil
 if #ARGV == heads and room >= count then
   -- Fast path: all are ready at once, and most often all are new.
   local start = now_text .. '000\n'
@@ -33,7 +33,7 @@ if #ARGV == heads and room >= count then
   end
 end
 if size == 0 then
-  answer, stored, line, timed = {}, {}, {}, {}
+  answer, stored, ready, timed = {}, {}, {}, {}
   for n = 1, count do
     if here[n] then
       answer[n] = '0'
@@ -49,7 +49,7 @@ if size == 0 then
       stored[size + 2] = at .. (extra or '') .. '\n' .. ARGV[last_id + n]
       size = size + 2
       if not delay or delay == '0' then
-        line[#line + 1] = id
+        ready[#ready + 1] = id
       else
         -- A quarter of a microsecond apart: messages that become ready together keep their order.
         timed[#timed + 1] = now_text + delay + #timed / 8
@@ -82,20 +82,20 @@ if is_new then
 end
 -- @promote
 if promoted == at_once then
-  -- More messages may have become ready before these, which therefore line up behind them.
-  line, timed = line or {unpack(ARGV, 6, last_id)}, timed or {}
-  for n = 1, #line do
+  -- More messages may have become ready before these, so these go behind them.
+  ready, timed = ready or {unpack(ARGV, 6, last_id)}, timed or {}
+  for n = 1, #ready do
     timed[#timed + 1] = now_text + n / 4
-    timed[#timed + 1] = line[n]
+    timed[#timed + 1] = ready[n]
   end
-  line = {}
+  ready = {}
 end
 local pushed, length = count, nil
-if not line then
+if not ready then
   length = redis.pcall('LPUSH', pending, unpack(ARGV, 6, last_id))
-elseif #line > 0 then
-  pushed = #line
-  length = redis.pcall('LPUSH', pending, unpack(line))
+elseif #ready > 0 then
+  pushed = #ready
+  length = redis.pcall('LPUSH', pending, unpack(ready))
 end
 if type(length) == 'table' then
   -- Pending has another type, and nothing is stored.

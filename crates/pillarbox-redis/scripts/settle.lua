@@ -36,7 +36,7 @@ end
 -- If not all due messages were promoted, a lease that has ended is known by its score.
 local scores = promoted == at_once and redis_call('ZMSCORE', invisible, unpack(ARGV, 5, last_id))
 local now = tonumber(now_text)
-local answer, gone, line, timed, moved, given_back = {}, {}, {}, {}, {}, {}
+local answer, gone, ready, timed, moved, given_back = {}, {}, {}, {}, {}, {}
 local settled, started, marked, delayed, earliest = {}, {}, {}, 0, math.huge
 for n = 1, count do
   local id, token = ARGV[4 + n], ARGV[last_id + n]
@@ -77,7 +77,7 @@ for n = 1, count do
         settled[id] = true
       end
       if micros == 0 then
-        line[#line + 1] = id
+        ready[#ready + 1] = id
       else
         local due = now + micros + #timed / 8
         if back then delayed = delayed + 1 end
@@ -94,7 +94,7 @@ end
 answer = table.concat(answer)
 if not string.find(answer, '1', 1, true) then return answer end
 
-local empty = #line > 0 and redis_call('LLEN', pending) == 0
+local empty = #ready > 0 and redis_call('LLEN', pending) == 0
 if #timed > 0 then
   -- Removed first: that is never refused for lack of memory, and allows the writes that follow.
   redis_call('ZREM', invisible, unpack(moved))
@@ -107,19 +107,19 @@ if #gone > 0 then
   redis_call('ZREM', invisible, unpack(gone))
   redis_call('HDEL', meta, unpack(gone))
 end
-if #line > 0 then
-  redis_call('ZREM', invisible, unpack(line))
+if #ready > 0 then
+  redis_call('ZREM', invisible, unpack(ready))
   if promoted == at_once then
-    -- More messages may have become ready before these, which therefore line up behind them.
+    -- More messages may have become ready before these, so these go behind them.
     local behind = {}
-    for n = 1, #line do
+    for n = 1, #ready do
       behind[2 * n - 1] = now + n / 4
-      behind[2 * n] = line[n]
+      behind[2 * n] = ready[n]
     end
     redis_call('ZADD', invisible, unpack(behind))
-    delayed = delayed + #line
+    delayed = delayed + #ready
   else
-    redis_call('LPUSH', pending, unpack(line))
+    redis_call('LPUSH', pending, unpack(ready))
   end
 end
 if #given_back > 0 then redis_call('HSET', meta, unpack(given_back)) end

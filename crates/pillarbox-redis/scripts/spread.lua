@@ -6,9 +6,9 @@
 -- Reply: partitions afterwards.
 -- Idempotence: a second run changes only the time of the change.
 local stored = redis.call('GET', KEYS[1]) or '1 1 0 0'
-local held_in, version = string.match(stored, '^%d+ (%d+) (%d+) %d$')
+local received_from, version = string.match(stored, '^%d+ (%d+) (%d+) %d$')
 if not version then return redis.error_reply('WRONGTYPE ' .. KEYS[1] .. ' is not ours') end
-local more_in = math.max(held_in, ARGV[1])
+local more_in = math.max(received_from, ARGV[1])
 -- @persist
 -- @version
 stored = string.format('%d %d %s 1', ARGV[1], more_in, version)

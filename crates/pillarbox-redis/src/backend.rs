@@ -15,9 +15,9 @@ use crate::context::{BackendContext, REGISTRY_ROUTE};
 use crate::diagnose;
 use crate::failure::Failure;
 use crate::format::{Keys, REGISTRY};
-use crate::layout::PartitionNumber;
 use crate::open_queues::OpenQueues;
 use crate::options::{RedisOptions, Settings, partitions_with_ttl};
+use crate::partition_layout::PartitionNumber;
 use crate::queue::{CAPABILITIES, PARTITIONED_CAPABILITIES, RedisQueue};
 use crate::queue_state::QueueState;
 use crate::reply::ReplyReader;
@@ -129,7 +129,7 @@ impl RedisBackend {
         }
         for (name, used) in gone {
             let arguments = [name, &used.to_string()];
-            self.context().run_on_registry(&scripts::UNLIST, &arguments).await?;
+            self.context().run_on_registry(&scripts::UNREGISTER, &arguments).await?;
         }
         existing.sort();
         Ok(existing)

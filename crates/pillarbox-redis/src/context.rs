@@ -89,7 +89,7 @@ impl BackendContext {
 
     /// Puts a queue on the list of queues.
     pub(crate) async fn register(&self, queue: &QueueName) -> Result<()> {
-        self.run_on_registry(&scripts::LIST, &[queue.as_str()]).await.map(|_| ())
+        self.run_on_registry(&scripts::REGISTER, &[queue.as_str()]).await.map(|_| ())
     }
 
     /// Runs a script on the list of queues.

@@ -12,7 +12,7 @@ use pillarbox_core::{
 use redis::{RedisWrite, ToRedisArgs};
 use serde::{Deserialize, Serialize};
 
-use crate::layout::{MAX_PARTITIONS, PartitionNumber};
+use crate::partition_layout::{MAX_PARTITIONS, PartitionNumber};
 use crate::servers::slot;
 
 /// Key of the list of queues: names by the time of their last use. A queue on it may no longer exist.

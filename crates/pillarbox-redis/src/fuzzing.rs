@@ -13,8 +13,8 @@ use redis::{RedisResult, Value};
 
 use crate::failure::Failure;
 use crate::format::{self, Deliveries, IdText, Keys};
-use crate::layout::Layout;
 use crate::options::RedisOptions;
+use crate::partition_layout::Layout;
 use crate::partitioned_queue::Position;
 use crate::reply::{Reply, ReplyReader};
 use crate::{backend, diagnose, operations, partition, servers};

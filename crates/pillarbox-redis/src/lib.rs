@@ -50,11 +50,11 @@ mod format;
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub mod fuzzing;
-mod layout;
 mod open_queues;
 mod operations;
 mod options;
 mod partition;
+mod partition_layout;
 mod partitioned_queue;
 mod queue;
 mod queue_state;

@@ -53,8 +53,9 @@ impl OpenQueues {
         if partitions > 1 && ttl.is_some() {
             return Err(partitions_with_ttl(Some(name), partitions));
         }
-        let is_partitioned =
-            |open: &OpenQueue| open.wants_partitions || open.queue.state.known_layout().held_in > 1;
+        let is_partitioned = |open: &OpenQueue| {
+            open.wants_partitions || open.queue.state.known_layout().received_from > 1
+        };
         if let Some(ttl) = options.default_ttl
             && open.is_some_and(is_partitioned)
         {

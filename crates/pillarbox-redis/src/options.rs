@@ -8,7 +8,7 @@ use pillarbox_core::{Error, QueueName, Result};
 use redis::io::tcp::TcpSettings;
 use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo};
 
-use crate::layout::MAX_PARTITIONS;
+use crate::partition_layout::MAX_PARTITIONS;
 
 /// Servers of a backend, and how it uses them.
 ///

@@ -14,10 +14,10 @@ use tokio::time::Instant;
 use crate::batcher::{Batcher, Limits};
 use crate::failure::Result;
 use crate::format::{self, IdText, LONG_AGO};
-use crate::layout::PartitionNumber;
 use crate::operations::{
     Purges, ReceiveOutcome, Receives, SendOutcome, SendRequest, Sends, Settles, UnclaimedDeliveries,
 };
+use crate::partition_layout::PartitionNumber;
 use crate::queue_state::QueueState;
 use crate::reply::ReplyReader;
 use crate::script_runner::ScriptRunner;

@@ -10,9 +10,9 @@ use pillarbox_core::{
 use tokio::time::Instant;
 
 use crate::failure::Failure;
-use crate::layout::{Layout, MAX_PARTITIONS, PartitionNumber};
 use crate::open_queues::OpenQueues;
 use crate::operations::SendOutcome;
+use crate::partition_layout::{Layout, MAX_PARTITIONS, PartitionNumber};
 use crate::partitioned_queue::{Outcomes, PartitionedQueue, Position};
 
 /// Maximum size of a body. Redis itself has a limit of 512 MiB per command.
@@ -57,51 +57,93 @@ impl RedisQueue {
         let queue = open.open(name, &options)?;
         Ok(Self { queue, open: open.clone(), options, gate: Gate::child(&open.context.gate) })
     }
+}
 
-    fn check(&self) -> Result<()> {
-        self.gate.check(self.queue.name())
+impl Queue for RedisQueue {
+    fn name(&self) -> &QueueName {
+        self.queue.name()
     }
 
+    fn capabilities(&self) -> &Capabilities {
+        let is_partitioned =
+            self.wanted_partitions() > 1 || self.queue.state.known_layout().received_from > 1;
+        if is_partitioned { &PARTITIONED_CAPABILITIES } else { &CAPABILITIES }
+    }
+
+    fn send(&self, batch: Vec<Outgoing>) -> BoxFuture<'_, Result<Vec<Result<Sent>>>> {
+        Box::pin(async move {
+            self.check_and_mark_used()?;
+            let (check, send) = (Capabilities::check_outgoing, |batch| self.send_checked(batch));
+            CAPABILITIES.check_each(self.name(), batch, check, send).await
+        })
+    }
+
+    fn receive(&self, request: Receive) -> BoxFuture<'_, Result<Vec<Delivery>>> {
+        Box::pin(async move {
+            self.check_and_mark_used()?;
+            CAPABILITIES.check_receive(self.name(), &request)?;
+            if request.wait.is_zero() {
+                self.receive_now(request).await
+            } else {
+                // Boxed separately, to keep the future of a receive without a wait small.
+                Box::pin(self.wait(request)).await
+            }
+        })
+    }
+
+    fn settle(&self, batch: Vec<Settle>) -> BoxFuture<'_, Result<Vec<Result<()>>>> {
+        Box::pin(async move {
+            self.check_and_mark_used()?;
+            let (check, settle) = (Capabilities::check_settle, |batch| self.settle_checked(batch));
+            CAPABILITIES.check_each(self.name(), batch, check, settle).await
+        })
+    }
+
+    fn peek(&self, max: usize, after: Option<Cursor>) -> BoxFuture<'_, Result<PeekPage>> {
+        Box::pin(async move {
+            self.check()?;
+            CAPABILITIES.check_peek(self.name(), max)?;
+            let after = after.map(|cursor| Position::parse(&cursor, self.name())).transpose()?;
+            let layout = self.layout_unchanged("peek").await?;
+            self.queue.peek(max, after, layout).await.map_err(self.failed("peek"))
+        })
+    }
+
+    fn counts(&self) -> BoxFuture<'_, Result<Counts>> {
+        Box::pin(async move {
+            self.check()?;
+            let layout = self.layout_unchanged("count").await?;
+            self.queue.counts(layout).await.map_err(self.failed("count"))
+        })
+    }
+
+    fn purge(&self) -> BoxFuture<'_, Result<u64>> {
+        Box::pin(async move {
+            self.check_and_mark_used()?;
+            // The current layout, because messages of all partitions must be deleted.
+            let layout = self.queue.state.read_layout(1).await.map_err(self.failed("purge"))?;
+            self.queue.purge(layout).await.map_err(self.failed("purge"))
+        })
+    }
+
+    fn close(&self) -> BoxFuture<'_, ()> {
+        Box::pin(async move { self.gate.close() })
+    }
+
+    fn is_closed(&self) -> bool {
+        self.gate.is_closed()
+    }
+}
+
+/// The operations, in the order of a message's path; helpers last.
+impl RedisQueue {
     fn check_and_mark_used(&self) -> Result<()> {
         self.queue.state.mark_used();
         self.check()
     }
 
-    /// Returns the layout, with at least the partitions that this handle wants.
-    async fn layout(&self, action: &'static str) -> Result<Layout> {
-        self.layout_with(self.wanted_partitions()).await.map_err(self.failed(action))
-    }
-
-    /// Returns the layout, without a change to it.
-    async fn layout_unchanged(&self, action: &'static str) -> Result<Layout> {
-        self.layout_with(1).await.map_err(self.failed(action))
-    }
-
-    /// Returns the layout, with at least `least` partitions. Fails if this handle has a `default_ttl` and
-    /// others have added partitions.
-    async fn layout_with(&self, least: PartitionNumber) -> Result<Layout, Failure> {
-        let layout = self.queue.state.layout(least).await?;
-        let ttl = self.options.default_ttl.or(self.queue.context().client.settings.default_ttl);
-        if layout.held_in > 1 && ttl.is_some() {
-            Err(Failure::TtlWithPartitions)
-        } else {
-            Ok(layout)
-        }
-    }
-
-    /// Returns the number of partitions that this handle wants.
-    fn wanted_partitions(&self) -> PartitionNumber {
-        let wanted = self.options.partitions.unwrap_or(1);
-        let wanted = wanted.max(self.queue.context().client.settings.partitions);
-        wanted.min(MAX_PARTITIONS) as PartitionNumber
-    }
-
-    fn failed(&self, action: &'static str) -> impl Fn(Failure) -> Error {
-        move |failure| failure.into_error(Some(self.queue.name()), action)
-    }
-
-    fn closed_error(&self) -> Error {
-        Error::Closed { queue: Some(self.queue.name().clone()) }
+    fn check(&self) -> Result<()> {
+        self.gate.check(self.queue.name())
     }
 
     async fn send_checked(&self, batch: Vec<Outgoing>) -> Result<Vec<Result<Sent>>> {
@@ -133,37 +175,10 @@ impl RedisQueue {
         Ok(ids.into_iter().zip(outcomes).map(answer).collect())
     }
 
-    async fn settle_checked(&self, batch: Vec<Settle>) -> Result<Vec<Result<()>>> {
-        let receipts: Vec<_> = batch.iter().map(|settle| settle.receipt.clone()).collect();
-        let settled = self.each_or_all_failed("settle", self.queue.settle(batch).await)?;
-        let answer = |(receipt, settled)| match settled {
-            Ok(true) => Ok(()),
-            Ok(false) => {
-                Err(Error::ReceiptHandleExpired { queue: self.queue.name().clone(), receipt })
-            }
-            Err(error) => Err(error),
-        };
-        Ok(receipts.into_iter().zip(settled).map(answer).collect())
-    }
-
-    /// Returns the outcome of each entry, or a single failure if all have failed.
-    fn each_or_all_failed<T>(
-        &self,
-        action: &'static str,
-        mut outcomes: Outcomes<T>,
-    ) -> Result<Vec<Result<T>>> {
-        if outcomes.iter().all(Result::is_err)
-            && let Some(Err(failure)) = outcomes.pop()
-        {
-            return Err(self.failed(action)(failure));
-        }
-        Ok(outcomes.into_iter().map(|outcome| outcome.map_err(self.failed(action))).collect())
-    }
-
     /// Delivers messages that are ready, without waiting.
     async fn receive_now(&self, request: Receive) -> Result<Vec<Delivery>> {
         let layout = self.layout("receive").await?;
-        let partitions = self.queue.state.waiters.lock().responsive(layout.held_in);
+        let partitions = self.queue.state.waiters.lock().responsive(layout.received_from);
         let received = self.queue.receive(request, &partitions, true).await;
         let received = received.map_err(self.failed("receive"));
         self.queue.narrow(layout);
@@ -251,81 +266,69 @@ impl RedisQueue {
             done = work => Ok(done),
         }
     }
-}
 
-impl Queue for RedisQueue {
-    fn name(&self) -> &QueueName {
-        self.queue.name()
-    }
-
-    fn capabilities(&self) -> &Capabilities {
-        let is_partitioned =
-            self.wanted_partitions() > 1 || self.queue.state.known_layout().held_in > 1;
-        if is_partitioned { &PARTITIONED_CAPABILITIES } else { &CAPABILITIES }
-    }
-
-    fn send(&self, batch: Vec<Outgoing>) -> BoxFuture<'_, Result<Vec<Result<Sent>>>> {
-        Box::pin(async move {
-            self.check_and_mark_used()?;
-            let (check, send) = (Capabilities::check_outgoing, |batch| self.send_checked(batch));
-            CAPABILITIES.check_each(self.name(), batch, check, send).await
-        })
-    }
-
-    fn receive(&self, request: Receive) -> BoxFuture<'_, Result<Vec<Delivery>>> {
-        Box::pin(async move {
-            self.check_and_mark_used()?;
-            CAPABILITIES.check_receive(self.name(), &request)?;
-            if request.wait.is_zero() {
-                self.receive_now(request).await
-            } else {
-                // Boxed separately, to keep the future of a receive without a wait small.
-                Box::pin(self.wait(request)).await
+    async fn settle_checked(&self, batch: Vec<Settle>) -> Result<Vec<Result<()>>> {
+        let receipts: Vec<_> = batch.iter().map(|settle| settle.receipt.clone()).collect();
+        let settled = self.each_or_all_failed("settle", self.queue.settle(batch).await)?;
+        let answer = |(receipt, settled)| match settled {
+            Ok(true) => Ok(()),
+            Ok(false) => {
+                Err(Error::ReceiptHandleExpired { queue: self.queue.name().clone(), receipt })
             }
-        })
+            Err(error) => Err(error),
+        };
+        Ok(receipts.into_iter().zip(settled).map(answer).collect())
     }
 
-    fn settle(&self, batch: Vec<Settle>) -> BoxFuture<'_, Result<Vec<Result<()>>>> {
-        Box::pin(async move {
-            self.check_and_mark_used()?;
-            let (check, settle) = (Capabilities::check_settle, |batch| self.settle_checked(batch));
-            CAPABILITIES.check_each(self.name(), batch, check, settle).await
-        })
+    /// Returns the outcome of each entry, or a single failure if all have failed.
+    fn each_or_all_failed<T>(
+        &self,
+        action: &'static str,
+        mut outcomes: Outcomes<T>,
+    ) -> Result<Vec<Result<T>>> {
+        if outcomes.iter().all(Result::is_err)
+            && let Some(Err(failure)) = outcomes.pop()
+        {
+            return Err(self.failed(action)(failure));
+        }
+        Ok(outcomes.into_iter().map(|outcome| outcome.map_err(self.failed(action))).collect())
     }
 
-    fn peek(&self, max: usize, after: Option<Cursor>) -> BoxFuture<'_, Result<PeekPage>> {
-        Box::pin(async move {
-            self.check()?;
-            CAPABILITIES.check_peek(self.name(), max)?;
-            let after = after.map(|cursor| Position::parse(&cursor, self.name())).transpose()?;
-            let layout = self.layout_unchanged("peek").await?;
-            self.queue.peek(max, after, layout).await.map_err(self.failed("peek"))
-        })
+    /// Returns the layout, with at least the partitions that this handle wants.
+    async fn layout(&self, action: &'static str) -> Result<Layout> {
+        self.layout_with(self.wanted_partitions()).await.map_err(self.failed(action))
     }
 
-    fn counts(&self) -> BoxFuture<'_, Result<Counts>> {
-        Box::pin(async move {
-            self.check()?;
-            let layout = self.layout_unchanged("count").await?;
-            self.queue.counts(layout).await.map_err(self.failed("count"))
-        })
+    /// Returns the layout, without a change to it.
+    async fn layout_unchanged(&self, action: &'static str) -> Result<Layout> {
+        self.layout_with(1).await.map_err(self.failed(action))
     }
 
-    fn purge(&self) -> BoxFuture<'_, Result<u64>> {
-        Box::pin(async move {
-            self.check_and_mark_used()?;
-            // The current layout, because messages of all partitions must be deleted.
-            let layout = self.queue.state.read_layout(1).await.map_err(self.failed("purge"))?;
-            self.queue.purge(layout).await.map_err(self.failed("purge"))
-        })
+    /// Returns the layout, with at least `least` partitions. Fails if this handle has a `default_ttl` and
+    /// others have added partitions.
+    async fn layout_with(&self, least: PartitionNumber) -> Result<Layout, Failure> {
+        let layout = self.queue.state.layout(least).await?;
+        let ttl = self.options.default_ttl.or(self.queue.context().client.settings.default_ttl);
+        if layout.received_from > 1 && ttl.is_some() {
+            Err(Failure::TtlWithPartitions)
+        } else {
+            Ok(layout)
+        }
     }
 
-    fn close(&self) -> BoxFuture<'_, ()> {
-        Box::pin(async move { self.gate.close() })
+    /// Returns the number of partitions that this handle wants.
+    fn wanted_partitions(&self) -> PartitionNumber {
+        let wanted = self.options.partitions.unwrap_or(1);
+        let wanted = wanted.max(self.queue.context().client.settings.partitions);
+        wanted.min(MAX_PARTITIONS) as PartitionNumber
     }
 
-    fn is_closed(&self) -> bool {
-        self.gate.is_closed()
+    fn failed(&self, action: &'static str) -> impl Fn(Failure) -> Error {
+        move |failure| failure.into_error(Some(self.queue.name()), action)
+    }
+
+    fn closed_error(&self) -> Error {
+        Error::Closed { queue: Some(self.queue.name().clone()) }
     }
 }
 

@@ -12,12 +12,12 @@ use tokio::time::{Instant, timeout};
 use crate::context::BackendContext;
 use crate::failure::{Failure, Result};
 use crate::format::Keys;
-use crate::layout::{Layout, PartitionNumber};
 use crate::options::MAX_TTL;
+use crate::partition_layout::{Layout, PartitionNumber};
 use crate::reply::ReplyReader;
 use crate::scripts::{self, Script};
 use crate::servers::Route;
-use crate::waiting::QueueWaiters;
+use crate::waiting::SharedWaiters;
 
 /// Age at which the layout of a queue in use is read again. Changes are also published.
 const MAX_LAYOUT_AGE: Duration = Duration::from_secs(5);
@@ -38,7 +38,7 @@ const REGISTER_TIMEOUT: Duration = Duration::from_secs(1);
 pub(crate) struct QueueState {
     pub(crate) name: QueueName,
     pub(crate) context: Arc<BackendContext>,
-    pub(crate) waiters: Arc<QueueWaiters>,
+    pub(crate) waiters: Arc<SharedWaiters>,
     layout: Mutex<KnownLayout>,
     /// Whether the layout is being read.
     is_reading_layout: AtomicBool,
@@ -76,7 +76,7 @@ struct KnownLayout {
 
 impl QueueState {
     pub(crate) fn new(name: QueueName, context: Arc<BackendContext>) -> Self {
-        let waiters = Arc::new(QueueWaiters::new(context.waited_partitions.clone()));
+        let waiters = Arc::new(SharedWaiters::new(context.waited_partitions.clone()));
         let layout = KnownLayout { layout: Layout::SINGLE, read: None, requested: 0, changes: 0 };
         Self {
             name,
@@ -105,7 +105,7 @@ impl QueueState {
     /// Returns the milliseconds without use after which the server deletes the queue. 0 for never, as for
     /// a queue with partitions, whose keys are not used together.
     pub(crate) fn ttl(&self) -> u64 {
-        if self.known_layout().held_in > 1 {
+        if self.known_layout().received_from > 1 {
             return 0;
         }
         let ttl = self.requested_ttl().or(self.context.client.settings.default_ttl);
@@ -176,8 +176,8 @@ impl QueueState {
     /// Enters a new partition into the layout, so that it is received from.
     pub(crate) async fn enlist(&self, partition: PartitionNumber) -> Result<Layout> {
         let sent_to = self.known_layout().sent_to.to_string();
-        let held_in = (partition + 1).to_string();
-        self.update_layout(&scripts::LAYOUT, &[sent_to, held_in, "1".into()]).await
+        let received_from = (partition + 1).to_string();
+        self.update_layout(&scripts::LAYOUT, &[sent_to, received_from, "1".into()]).await
     }
 
     /// Sets the number of partitions that are sent to.
@@ -185,9 +185,13 @@ impl QueueState {
         self.update_layout(&scripts::SPREAD, &[partitions.to_string()]).await
     }
 
-    /// Removes the partitions from `held_in` on from the layout, unless it has changed meanwhile.
-    pub(crate) async fn narrow(&self, layout: Layout, held_in: PartitionNumber) -> Result<()> {
-        let arguments = [layout.version.to_string(), held_in.to_string()];
+    /// Removes the partitions from `received_from` on from the layout, unless it has changed meanwhile.
+    pub(crate) async fn narrow(
+        &self,
+        layout: Layout,
+        received_from: PartitionNumber,
+    ) -> Result<()> {
+        let arguments = [layout.version.to_string(), received_from.to_string()];
         self.run_on_layout(&scripts::NARROW, &arguments).await?;
         self.waiters.record_layout_change();
         Ok(())
@@ -209,7 +213,7 @@ impl QueueState {
             known.layout = layout;
             (known.read, known.changes) = (Some(Instant::now()), changes);
             drop(known);
-            self.waiters.set_partitions(layout.held_in);
+            self.waiters.set_partitions(layout.received_from);
         }
         Ok(layout)
     }

@@ -31,7 +31,7 @@ impl Script {
     }
 
     /// Creates a script that names its keys itself.
-    fn of_key(text: &str) -> Self {
+    fn with_own_keys(text: &str) -> Self {
         Self::new(&[text])
     }
 
@@ -78,14 +78,14 @@ scripts! {
     FORGET = of_partition "forget",
     FIELDS = of_partition "fields",
     REPAIR = of_partition "repair",
-    LIST = of_key "list",
-    UNLIST = of_key "unlist",
-    ENLISTED = of_key "enlisted",
-    LAYOUT = of_key "layout",
-    SPREAD = of_key "spread",
-    NARROW = of_key "narrow",
-    CONFIRM = of_key "confirm",
-    PUBLISH = of_key "publish",
+    REGISTER = with_own_keys "register",
+    UNREGISTER = with_own_keys "unregister",
+    ENLISTED = with_own_keys "enlisted",
+    LAYOUT = with_own_keys "layout",
+    SPREAD = with_own_keys "spread",
+    NARROW = with_own_keys "narrow",
+    CONFIRM = with_own_keys "confirm",
+    PUBLISH = with_own_keys "publish",
 }
 
 #[cfg(test)]

@@ -192,7 +192,7 @@ fn a_queue_with_partitions_on_a_cluster_is_one_queue() {
     assert!(ok("--json stats orders").contains("\"ready\":0"));
     // Empty removed partitions are dropped by a receive.
     let start = std::time::Instant::now();
-    while !ok("--json partitions orders").contains("\"held_in\":2") {
+    while !ok("--json partitions orders").contains("\"received_from\":2") {
         assert!(start.elapsed().as_secs() < 20, "{}", ok("partitions orders"));
         place.run(&format!("--url {} receive orders", cluster.url()));
     }

@@ -13,9 +13,9 @@ use self::server::Server;
 use crate::context::{BackendContext, PUBLISH_ADVICE, REGISTRY_ROUTE, publish_problem};
 use crate::failure::{Failure, Result};
 use crate::format::Keys;
-use crate::layout::PartitionNumber;
 use crate::open_queues::OpenQueues;
 use crate::options::Durability;
+use crate::partition_layout::PartitionNumber;
 use crate::partitioned_queue::PartitionedQueue;
 use crate::retrying_client::RetryingClient;
 use crate::script_runner::ScriptRunner;
@@ -202,12 +202,12 @@ async fn check_queue(
 ) -> Result<()> {
     let name = queue.name();
     let mut layout = queue.state.read_layout(1).await?;
-    if let Some(last) = last.filter(|last| *last >= layout.held_in) {
+    if let Some(last) = last.filter(|last| *last >= layout.received_from) {
         diagnosis.findings.push(Finding {
             severity: Severity::Problem,
             text: format!(
                 "queue '{name}': there is a partition {last}, but only {} are received from",
-                layout.held_in
+                layout.received_from
             ),
             advice: "the key :partitions of the queue was changed".into(),
             repair: if repair { Repair::Done } else { Repair::Possible },

@@ -8,9 +8,8 @@ use pillarbox_core::{Delivery, Receive};
 
 use super::PartitionedQueue;
 use crate::failure::{Failure, Result};
-use crate::layout::PartitionNumber;
 use crate::operations::{MAX_BYTES, UnclaimedDeliveries};
-use crate::partition::Partition;
+use crate::partition_layout::PartitionNumber;
 
 /// A receive from several partitions.
 pub(super) struct Gathering<'a> {
@@ -46,10 +45,9 @@ impl Gathering<'_> {
             request.max = wanted.min(*messages);
             wanted -= request.max;
             if request.max > 0 {
-                let receive = move |partition: Arc<Partition>| async move {
-                    partition.receive(request).await
-                };
-                queries.push(self.queue.query(*number, limit, receive));
+                let partition = self.queue.partition(*number);
+                let receive = async move { partition.receive(request).await };
+                queries.push(self.queue.within(*number, limit, receive));
             }
         }
         let answers: Vec<_> = join_all(queries).await.into_iter().flatten().collect();
@@ -69,12 +67,12 @@ impl Gathering<'_> {
         partitions: impl Iterator<Item = PartitionNumber>,
         limit: Duration,
     ) -> (Vec<(PartitionNumber, usize)>, bool) {
-        let count = |partition: Arc<Partition>| async move {
-            (partition.runner.number, partition.count_ready().await)
-        };
-        let queries: Vec<_> =
-            partitions.map(|number| self.queue.query(number, limit, count)).collect();
-        let answers: Vec<_> = join_all(queries).await.into_iter().flatten().collect();
+        let counts = partitions.map(|number| {
+            let partition = self.queue.partition(number);
+            let count = async move { (number, partition.count_ready().await) };
+            self.queue.within(number, limit, count)
+        });
+        let answers: Vec<_> = join_all(counts).await.into_iter().flatten().collect();
         let has_answered = !answers.is_empty();
         let mut ready = Vec::new();
         for (number, answer) in answers {

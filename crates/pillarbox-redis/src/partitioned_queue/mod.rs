@@ -1,6 +1,6 @@
 //! The partitions of a queue as one queue, shared by all handles of the queue in this process.
 
-mod dispatch;
+mod batch_split;
 mod gathering;
 
 use std::collections::BTreeMap;
@@ -16,14 +16,14 @@ use pillarbox_core::{
 };
 use tokio::time::timeout;
 
-pub(crate) use self::dispatch::Outcomes;
-use self::dispatch::{chunks, dispatch, each};
+pub(crate) use self::batch_split::Outcomes;
+use self::batch_split::{chunks, each, split};
 use self::gathering::Gathering;
 use crate::context::BackendContext;
 use crate::failure::Failure;
-use crate::layout::{Layout, MAX_PARTITIONS, PartitionNumber};
 use crate::operations::{SendOutcome, UnclaimedDeliveries};
 use crate::partition::{PageEnd, Partition};
+use crate::partition_layout::{Layout, MAX_PARTITIONS, PartitionNumber};
 use crate::queue_state::QueueState;
 use crate::retrying_client::retry_delay;
 
@@ -65,7 +65,7 @@ impl PartitionedQueue {
 
     /// Returns all partitions that may hold messages.
     pub(crate) fn all(&self, layout: Layout) -> Vec<Arc<Partition>> {
-        (0..layout.held_in).map(|number| self.partition(number)).collect()
+        (0..layout.received_from).map(|number| self.partition(number)).collect()
     }
 
     /// Subscribes to the wake-ups of partitions, as far as that is possible at present.
@@ -87,8 +87,7 @@ impl PartitionedQueue {
         }
         let numbers = self.assign(&batch, layout);
         let Some(max_size) = max_size else {
-            return dispatch(batch, &numbers, |number, batch| self.send_to(number, batch, None))
-                .await;
+            return self.send_parts(batch, &numbers, None).await;
         };
         let share = Some(layout.share(max_size));
         // Messages without a group go to another partition if theirs has no room.
@@ -96,21 +95,19 @@ impl PartitionedQueue {
             .iter()
             .map(|message| message.group().is_none().then(|| message.clone()))
             .collect();
-        let mut outcomes =
-            dispatch(batch, &numbers, |number, batch| self.send_to(number, batch, share)).await;
+        let mut outcomes = self.send_parts(batch, &numbers, share).await;
         for offset in 1..layout.sent_to {
-            let left = outcomes.iter().zip(&movable).enumerate();
-            let left = left.filter(|(_, (outcome, _))| matches!(outcome, Ok(SendOutcome::Full)));
-            let left = left.filter_map(|(index, (_, message))| Some((index, message.clone()?)));
-            let (left, batch): (Vec<_>, Vec<_>) = left.unzip();
-            if left.is_empty() {
+            let full = outcomes.iter().zip(&movable).enumerate();
+            let full = full.filter(|(_, (outcome, _))| matches!(outcome, Ok(SendOutcome::Full)));
+            let full = full.filter_map(|(index, (_, message))| Some((index, message.clone()?)));
+            let (full, batch): (Vec<_>, Vec<_>) = full.unzip();
+            if full.is_empty() {
                 break;
             }
             let next = |index: &usize| (numbers[*index] + offset) % layout.sent_to;
-            let next: Vec<_> = left.iter().map(next).collect();
-            let sent =
-                dispatch(batch, &next, |number, batch| self.send_to(number, batch, share)).await;
-            for (index, outcome) in left.into_iter().zip(sent) {
+            let next: Vec<_> = full.iter().map(next).collect();
+            let sent = self.send_parts(batch, &next, share).await;
+            for (index, outcome) in full.into_iter().zip(sent) {
                 outcomes[index] = outcome;
             }
         }
@@ -131,73 +128,16 @@ impl PartitionedQueue {
         batch.iter().map(assign).collect()
     }
 
-    /// Queries a partition. One that does not answer in time is unresponsive, and skipped until it answers a
-    /// task that probes it. (A delivery that arrives too late is released.)
-    async fn query<T, F: Future<Output = T>>(
+    /// Stores each message in the partition that is given for it, in all partitions at the same time.
+    async fn send_parts(
         self: &Arc<Self>,
-        number: PartitionNumber,
-        limit: Duration,
-        query: impl FnOnce(Arc<Partition>) -> F,
-    ) -> Option<T> {
-        let answer = query(self.partition(number));
-        if self.state.waiters.lock().all_unresponsive() {
-            // There is no other to be used instead.
-            return Some(answer.await);
-        }
-        let answer = timeout(limit, answer).await.ok();
-        if answer.is_none() {
-            self.set_unresponsive(number);
-        }
-        answer
-    }
-
-    /// Waits for an answer of a partition, and probes the partition if that takes long. The cause may be a
-    /// large batch or slow replicas; or the partition is unresponsive, and later calls skip it.
-    async fn watch<T>(
-        self: &Arc<Self>,
-        number: PartitionNumber,
-        answer: impl Future<Output = T>,
-    ) -> T {
-        if self.is_single() {
-            return answer.await;
-        }
-        let mut answer = pin!(answer);
-        if let Ok(answer) = timeout(RESPONSE_TIMEOUT, &mut answer).await {
-            return answer;
-        }
-        let queue = self.clone();
-        self.context().spawn(async move {
-            let probe = |partition: Arc<Partition>| async move { partition.count_ready().await };
-            let _ = queue.query(number, RESPONSE_TIMEOUT, probe).await;
-        });
-        answer.await
-    }
-
-    /// Returns whether there is only the first partition, as far as known.
-    fn is_single(&self) -> bool {
-        self.state.known_layout().held_in == 1
-    }
-
-    /// Marks a partition as unresponsive, and probes it until it answers.
-    fn set_unresponsive(self: &Arc<Self>, number: PartitionNumber) {
-        if !self.state.waiters.lock().set_unresponsive(number, true) {
-            return;
-        }
-        let queue = self.name();
-        tracing::warn!(%queue, number, "a partition does not answer; others are used meanwhile");
-        let (queue, partition) = (Arc::downgrade(self), self.partition(number));
-        self.context().spawn(async move {
-            let mut delay = retry_delay();
-            while let Err(failure) = partition.count_ready().await {
-                if matches!(failure, Failure::Closed) || queue.strong_count() == 0 {
-                    return;
-                }
-                tokio::time::sleep(delay.next_delay()).await;
-            }
-            let queue = &partition.runner.queue;
-            queue.waiters.lock().set_unresponsive(number, false);
-            tracing::info!(queue = %queue.name, number, "a partition answers again");
-        });
+        batch: Vec<Outgoing>,
+        numbers: &[PartitionNumber],
+        max_size: Option<u64>,
+    ) -> Outcomes<SendOutcome> {
+        let (parts, order) = split(batch, numbers);
+        let sends = parts.into_iter().map(|(number, part)| self.send_to(number, part, max_size));
+        order.restore(join_all(sends).await)
     }
 
     /// Stores messages in one partition.
@@ -223,19 +163,26 @@ impl PartitionedQueue {
         outcomes
     }
 
-    /// Ends or extends leases, and returns for each whether its receipt was valid.
-    pub(crate) async fn settle(&self, batch: Vec<Settle>) -> Outcomes<bool> {
-        let number = |settle: &Settle| match settle.receipt.token() {
-            // A forged receipt may name a partition that cannot exist.
-            Some((_, nonce)) if u32::from(nonce.mark()) < MAX_PARTITIONS => nonce.mark(),
-            _ => 0,
-        };
-        let numbers: Vec<_> = batch.iter().map(number).collect();
-        dispatch(batch, &numbers, |number, batch| async move {
-            let entries = batch.len();
-            each(self.partition(number).settle(batch).await, entries)
-        })
-        .await
+    /// Waits for an answer of a partition, and probes the partition if that takes long. The cause may be a
+    /// large batch or slow replicas; or the partition is unresponsive, and later calls skip it.
+    async fn watch<T>(
+        self: &Arc<Self>,
+        number: PartitionNumber,
+        answer: impl Future<Output = T>,
+    ) -> T {
+        if self.is_single() {
+            return answer.await;
+        }
+        let mut answer = pin!(answer);
+        if let Ok(answer) = timeout(RESPONSE_TIMEOUT, &mut answer).await {
+            return answer;
+        }
+        let queue = self.clone();
+        self.context().spawn(async move {
+            let partition = queue.partition(number);
+            let _ = queue.within(number, RESPONSE_TIMEOUT, partition.count_ready()).await;
+        });
+        answer.await
     }
 
     /// Delivers messages that are ready in these partitions. One of them, in rotation, is queried first; the
@@ -287,6 +234,68 @@ impl PartitionedQueue {
         }
     }
 
+    /// Ends or extends leases, and returns for each whether its receipt was valid.
+    pub(crate) async fn settle(&self, batch: Vec<Settle>) -> Outcomes<bool> {
+        let number = |settle: &Settle| match settle.receipt.token() {
+            // A forged receipt may name a partition that cannot exist.
+            Some((_, nonce)) if u32::from(nonce.mark()) < MAX_PARTITIONS => nonce.mark(),
+            _ => 0,
+        };
+        let numbers: Vec<_> = batch.iter().map(number).collect();
+        let (parts, order) = split(batch, &numbers);
+        let settles = parts.into_iter().map(|(number, part)| async move {
+            let entries = part.len();
+            each(self.partition(number).settle(part).await, entries)
+        });
+        order.restore(join_all(settles).await)
+    }
+
+    /// Waits for the answer of a partition until `limit`. A partition that does not answer in time is unresponsive,
+    /// and skipped until it answers a task that probes it. (A delivery that arrives too late is released.)
+    async fn within<T>(
+        self: &Arc<Self>,
+        number: PartitionNumber,
+        limit: Duration,
+        answer: impl Future<Output = T>,
+    ) -> Option<T> {
+        if self.state.waiters.lock().all_unresponsive() {
+            // There is no other to be used instead.
+            return Some(answer.await);
+        }
+        let answer = timeout(limit, answer).await.ok();
+        if answer.is_none() {
+            self.set_unresponsive(number);
+        }
+        answer
+    }
+
+    /// Marks a partition as unresponsive, and probes it until it answers.
+    fn set_unresponsive(self: &Arc<Self>, number: PartitionNumber) {
+        if !self.state.waiters.lock().set_unresponsive(number, true) {
+            return;
+        }
+        let queue = self.name();
+        tracing::warn!(%queue, number, "a partition does not answer; others are used meanwhile");
+        let (queue, partition) = (Arc::downgrade(self), self.partition(number));
+        self.context().spawn(async move {
+            let mut delay = retry_delay();
+            while let Err(failure) = partition.count_ready().await {
+                if matches!(failure, Failure::Closed) || queue.strong_count() == 0 {
+                    return;
+                }
+                tokio::time::sleep(delay.next_delay()).await;
+            }
+            let queue = &partition.runner.queue;
+            queue.waiters.lock().set_unresponsive(number, false);
+            tracing::info!(queue = %queue.name, number, "a partition answers again");
+        });
+    }
+
+    /// Returns whether there is only the first partition, as far as known.
+    fn is_single(&self) -> bool {
+        self.state.known_layout().received_from == 1
+    }
+
     /// Deletes all messages and returns their number.
     pub(crate) async fn purge(&self, layout: Layout) -> Result<u64, Failure> {
         let all = self.all(layout);
@@ -327,7 +336,7 @@ impl PartitionedQueue {
             messages.extend(more);
             let next = match ended {
                 Some(end) => Position { partition, end },
-                None if partition + 1 >= layout.held_in => {
+                None if partition + 1 >= layout.received_from => {
                     return Ok(PeekPage::new(messages, None));
                 }
                 None => Position { partition: partition + 1, end: PageEnd::beginning() },
@@ -342,7 +351,7 @@ impl PartitionedQueue {
 
     /// Removes the last partitions in the background if they are no longer sent to and are empty.
     pub(crate) fn narrow(self: &Arc<Self>, layout: Layout) {
-        if layout.held_in <= layout.sent_to || !self.state.may_narrow() {
+        if layout.received_from <= layout.sent_to || !self.state.may_narrow() {
             return;
         }
         let queue = self.clone();
@@ -354,11 +363,11 @@ impl PartitionedQueue {
     }
 
     async fn narrow_now(&self, layout: Layout) -> Result<(), Failure> {
-        let mut left = layout.held_in;
+        let mut left = layout.received_from;
         while left > layout.sent_to && self.partition(left - 1).delete_if_empty().await? {
             left -= 1;
         }
-        if left < layout.held_in { self.state.narrow(layout, left).await } else { Ok(()) }
+        if left < layout.received_from { self.state.narrow(layout, left).await } else { Ok(()) }
     }
 
     /// Deletes what is left of the queue if it holds no message, so that short-lived queues do not

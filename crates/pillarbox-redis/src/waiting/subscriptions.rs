@@ -24,9 +24,9 @@ use tokio::sync::{Notify, mpsc, oneshot};
 use tokio::time::{Instant, MissedTickBehavior, timeout};
 use tokio_util::task::TaskTracker;
 
-use super::queue_waiters::QueueWaiters;
+use super::shared_waiters::SharedWaiters;
 use crate::failure::{Recovery, classify};
-use crate::layout::PartitionNumber;
+use crate::partition_layout::PartitionNumber;
 use crate::retrying_client::{RetryingClient, retry_delay};
 use crate::servers::Node;
 
@@ -56,7 +56,7 @@ struct Request {
 /// Channel of a partition.
 #[derive(Debug)]
 pub(crate) struct Channel {
-    waiters: Weak<QueueWaiters>,
+    waiters: Weak<SharedWaiters>,
     partition: PartitionNumber,
     slot: u16,
     /// Number of the subscription that receives it.
@@ -66,7 +66,7 @@ pub(crate) struct Channel {
 }
 
 impl Channel {
-    pub(crate) fn new(waiters: &Arc<QueueWaiters>, partition: PartitionNumber, slot: u16) -> Self {
+    pub(crate) fn new(waiters: &Arc<SharedWaiters>, partition: PartitionNumber, slot: u16) -> Self {
         let waiters = Arc::downgrade(waiters);
         Self { waiters, partition, slot, subscription: None, is_refused: false }
     }

@@ -7,7 +7,7 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use super::poll_interval::PollIntervals;
-use crate::layout::PartitionNumber;
+use crate::partition_layout::PartitionNumber;
 
 /// Waiters of a queue in order of arrival, and the last known status of each of its partitions.
 ///

@@ -43,7 +43,7 @@ async fn send_all(queue: &Arc<dyn Queue>, batch: Vec<Outgoing>) {
 }
 
 /// Returns the partitions that hold messages, by their keys.
-fn held_in(server: &RedisServer) -> BTreeSet<String> {
+fn partitions_with_messages(server: &RedisServer) -> BTreeSet<String> {
     server.command(&["KEYS", "*:data"]).lines().map(str::to_owned).collect()
 }
 
@@ -87,7 +87,11 @@ async fn messages_of_one_group_keep_their_order_and_others_do_not_wait_for_them(
         let batch = (0..20).map(|group| of_group(&group.to_string(), n.to_string())).collect();
         send_all(&queue, batch).await;
     }
-    assert!(held_in(&server).len() >= 6, "{:?}", held_in(&server));
+    assert!(
+        partitions_with_messages(&server).len() >= 6,
+        "{:?}",
+        partitions_with_messages(&server)
+    );
     let mut last: HashMap<String, i32> = HashMap::new();
     let mut seen = 0;
     loop {
@@ -118,7 +122,7 @@ async fn a_mailbox_sets_its_partitions_and_the_groups_of_messages() {
         jobs.send_with(&n, SendOptions::new().group(format!("{}", n % 10))).await.expect("sent");
     }
     assert_eq!(backend.partitions("jobs").await.expect("known"), Partitions::new(4, 4));
-    assert!(held_in(&server).len() > 1);
+    assert!(partitions_with_messages(&server).len() > 1);
     let mut last = [None; 10];
     for _ in 0..100 {
         let batch = jobs.receive(Receive::one()).await.expect("received");
@@ -148,7 +152,7 @@ async fn an_id_that_is_sent_again_goes_to_where_it_is() {
         send_all(&again, some.iter().rev().cloned().collect()).await;
     }
     assert_eq!(counts(&queue).await, (5000, 0, 0, 5000));
-    assert_eq!(held_in(&server).len(), 5);
+    assert_eq!(partitions_with_messages(&server).len(), 5);
 }
 
 #[tokio::test]
@@ -358,7 +362,7 @@ async fn a_partition_that_is_created_late_is_received_from() {
     assert_eq!(drain(&receiver).await.len(), 50);
     eventually("the partitions are gone", async || {
         receive(&receiver).await.expect("received");
-        other.partitions("spread").await.expect("known") == Partitions::WHOLE
+        other.partitions("spread").await.expect("known") == Partitions::SINGLE
     })
     .await;
     // Like a program that was suspended for hours and still assumes nine.
@@ -372,7 +376,7 @@ async fn a_partition_that_is_created_late_is_received_from() {
     let newcomer = queue(&newcomer, "spread");
     eventually("all is received", async || {
         drain(&newcomer).await;
-        held_in(&server).is_empty()
+        partitions_with_messages(&server).is_empty()
     })
     .await;
 }
@@ -429,7 +433,7 @@ async fn large_messages_of_several_partitions_come_a_few_at_a_time() {
         for n in 0..12 {
             send_all(&queue, vec![of_group(&n.to_string(), &*text)]).await;
         }
-        assert_eq!(held_in(&server).len(), 3, "all partitions are used");
+        assert_eq!(partitions_with_messages(&server).len(), 3, "all partitions are used");
         let mut received = 0;
         while received < 12 {
             let deliveries = queue.receive(Receive::up_to(12).visibility(LONG)).await;
@@ -583,13 +587,13 @@ async fn a_queue_with_partitions_set_by_a_program_leaves_nothing_behind() {
     backend.set_partitions("whole", 1).await.expect("spread");
     eventually("it is whole", async || {
         drain(&made_whole).await;
-        backend.partitions("whole").await.expect("known") == Partitions::WHOLE
+        backend.partitions("whole").await.expect("known") == Partitions::SINGLE
     })
     .await;
     for n in 0..20 {
         send(&made_whole, &n.to_string()).await.expect("sent");
     }
-    assert_eq!(backend.partitions("whole").await.expect("known"), Partitions::WHOLE);
+    assert_eq!(backend.partitions("whole").await.expect("known"), Partitions::SINGLE);
     backend.set_partitions("kept", 2).await.expect("spread");
     let kept = queue(&backend, "kept");
     send(&kept, "x").await.expect("sent");

@@ -154,8 +154,11 @@ pub(super) fn reply(input: &[u8]) {
         "layout" => match reader::layout(answer) {
             Ok(Some(layout)) => {
                 record_outcome("layout");
-                let (sent_to, held_in) = (layout.sent_to, layout.held_in);
-                assert!(1 <= sent_to && sent_to <= held_in && held_in <= 1000, "{layout:?}");
+                let (sent_to, received_from) = (layout.sent_to, layout.received_from);
+                assert!(
+                    1 <= sent_to && sent_to <= received_from && received_from <= 1000,
+                    "{layout:?}"
+                );
             }
             Ok(None) => record_outcome("no layout"),
             Err(error) => refused(&error),

@@ -2,7 +2,7 @@
 //!
 //! Partition 0 has the keys of a queue without partitions, so that a queue to which partitions are added
 //! keeps its messages in place. Messages are sent to the first [`Layout::sent_to`] partitions, and received
-//! from all [`Layout::held_in`].
+//! from all [`Layout::received_from`].
 
 use pillarbox_core::{Outgoing, Partitions};
 
@@ -18,14 +18,14 @@ pub(crate) struct Layout {
     /// Number of partitions that are sent to.
     pub(crate) sent_to: PartitionNumber,
     /// Number of partitions that may hold messages.
-    pub(crate) held_in: PartitionNumber,
+    pub(crate) received_from: PartitionNumber,
     /// Increases with every change.
     pub(crate) version: u64,
 }
 
 impl Layout {
     /// The layout of a queue without partitions.
-    pub(crate) const SINGLE: Self = Self { sent_to: 1, held_in: 1, version: 0 };
+    pub(crate) const SINGLE: Self = Self { sent_to: 1, received_from: 1, version: 0 };
 
     /// Reads the stored form. `None` if it is invalid.
     pub(crate) fn read(stored: &[u8]) -> Option<Self> {
@@ -36,11 +36,12 @@ impl Layout {
     pub(crate) fn parse(text: &str) -> Option<Self> {
         let mut numbers = text.split(' ').map(str::parse::<u64>);
         let mut next = || numbers.next()?.ok();
-        let (sent_to, held_in, version) = (next()?, next()?, next()?);
+        let (sent_to, received_from, version) = (next()?, next()?, next()?);
         let sent_to = PartitionNumber::try_from(sent_to).ok()?;
-        let held_in = PartitionNumber::try_from(held_in).ok()?;
-        let is_valid = sent_to >= 1 && held_in >= sent_to && u32::from(held_in) <= MAX_PARTITIONS;
-        is_valid.then_some(Self { sent_to, held_in, version })
+        let received_from = PartitionNumber::try_from(received_from).ok()?;
+        let is_valid =
+            sent_to >= 1 && received_from >= sent_to && u32::from(received_from) <= MAX_PARTITIONS;
+        is_valid.then_some(Self { sent_to, received_from, version })
     }
 
     /// Returns the partition of a message: by its group if it has one, or else by the run that its id belongs
@@ -61,7 +62,7 @@ impl Layout {
 
 impl From<Layout> for Partitions {
     fn from(layout: Layout) -> Self {
-        Self::new(layout.sent_to.into(), layout.held_in.into())
+        Self::new(layout.sent_to.into(), layout.received_from.into())
     }
 }
 
@@ -92,7 +93,7 @@ mod tests {
     use super::*;
 
     fn layout(sent_to: PartitionNumber) -> Layout {
-        Layout { sent_to, held_in: sent_to, version: 1 }
+        Layout { sent_to, received_from: sent_to, version: 1 }
     }
 
     fn of_group(group: &str) -> Outgoing {
@@ -104,7 +105,7 @@ mod tests {
     #[test]
     fn only_a_valid_stored_form_is_parsed() {
         let read = Layout::parse("4 12 7 1");
-        assert_eq!(read, Some(Layout { sent_to: 4, held_in: 12, version: 7 }));
+        assert_eq!(read, Some(Layout { sent_to: 4, received_from: 12, version: 7 }));
         for wrong in ["", "4", "4 12", "0 1 1", "3 2 1", "1 1001 1", "1 -1 1", "a b c", "1 70000 1"]
         {
             assert_eq!(Layout::parse(wrong), None, "{wrong:?}");

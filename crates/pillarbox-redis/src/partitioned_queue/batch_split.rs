@@ -2,12 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use futures_util::future::join_all;
 use pillarbox_core::Outgoing;
 
 use crate::failure::Result;
 use crate::format;
-use crate::layout::PartitionNumber;
+use crate::partition_layout::PartitionNumber;
 
 /// Maximum number of bytes of messages in one call: the server refuses too large a command.
 const MAX_BYTES: usize = 64 << 20;
@@ -23,16 +22,11 @@ pub(super) fn each<T>(answers: Result<Vec<T>>, entries: usize) -> Outcomes<T> {
     }
 }
 
-/// Splits a batch by partition, processes all partitions concurrently, and returns the outcomes in order.
-pub(super) async fn dispatch<E, T, F: Future<Output = Outcomes<T>>>(
-    batch: Vec<E>,
-    numbers: &[PartitionNumber],
-    process: impl Fn(PartitionNumber, Vec<E>) -> F,
-) -> Outcomes<T> {
-    let Some(first) = numbers.first() else { return Vec::new() };
-    if numbers.iter().all(|number| number == first) {
-        return process(*first, batch).await;
-    }
+/// The entries of a batch that go to one partition.
+pub(super) type Part<E> = (PartitionNumber, Vec<E>);
+
+/// Splits a batch by partition. [`Order::restore`] puts the outcomes of the parts into the order of the batch.
+pub(super) fn split<E>(batch: Vec<E>, numbers: &[PartitionNumber]) -> (Vec<Part<E>>, Order) {
     let mut parts: BTreeMap<PartitionNumber, (Vec<usize>, Vec<E>)> = BTreeMap::new();
     for (index, (entry, number)) in batch.into_iter().zip(numbers).enumerate() {
         let (indices, entries) = parts.entry(*number).or_default();
@@ -41,11 +35,19 @@ pub(super) async fn dispatch<E, T, F: Future<Output = Outcomes<T>>>(
     }
     let (indices, parts): (Vec<_>, Vec<_>) =
         parts.into_iter().map(|(number, (indices, part))| (indices, (number, part))).unzip();
-    let outcomes = join_all(parts.into_iter().map(|(number, part)| process(number, part))).await;
-    let mut in_order: Vec<_> =
-        indices.into_iter().flatten().zip(outcomes.into_iter().flatten()).collect();
-    in_order.sort_unstable_by_key(|(index, _)| *index);
-    in_order.into_iter().map(|(_, outcome)| outcome).collect()
+    (parts, Order(indices.concat()))
+}
+
+/// Index of each entry in the batch, part after part.
+pub(super) struct Order(Vec<usize>);
+
+impl Order {
+    /// Returns the outcomes of all parts in the order of the batch.
+    pub(super) fn restore<T>(self, outcomes: Vec<Outcomes<T>>) -> Outcomes<T> {
+        let mut in_order: Vec<_> = self.0.into_iter().zip(outcomes.into_iter().flatten()).collect();
+        in_order.sort_unstable_by_key(|(index, _)| *index);
+        in_order.into_iter().map(|(_, outcome)| outcome).collect()
+    }
 }
 
 /// Splits a batch into chunks that a server accepts. Most often there is only one.
@@ -85,18 +87,17 @@ mod tests {
         assert_eq!(of(&[60, 4, 1, 80, 80, 2]), [2, 1, 1, 1, 1]);
     }
 
-    #[tokio::test]
-    async fn outcomes_come_back_in_the_order_of_their_entries() {
+    #[test]
+    fn outcomes_come_back_in_the_order_of_their_entries() {
         let batch: Vec<_> = (0..100_u32).collect();
         let numbers: Vec<_> = batch.iter().map(|n| (n * n % 7) as PartitionNumber).collect();
-        let outcomes = dispatch(batch, &numbers, |number, entries: Vec<u32>| async move {
+        let (parts, order) = split(batch, &numbers);
+        let outcomes = parts.into_iter().map(|(number, entries)| {
             assert!(entries.iter().all(|n| n * n % 7 == u32::from(number)));
-            if number == 4 {
-                return each(Err(Failure::Closed), entries.len());
-            }
-            each(Ok(entries), 0)
-        })
-        .await;
+            let count = entries.len();
+            each(if number == 4 { Err(Failure::Closed) } else { Ok(entries) }, count)
+        });
+        let outcomes = order.restore(outcomes.collect());
         assert_eq!(outcomes.len(), 100);
         for (n, outcome) in outcomes.into_iter().enumerate() {
             match outcome {

@@ -9,11 +9,11 @@ use tokio::time::Instant;
 
 use super::poll_interval::WaitedPartitions;
 use super::waiters::{WaiterId, Waiters};
-use crate::layout::PartitionNumber;
+use crate::partition_layout::PartitionNumber;
 
 /// Waiters of one queue in this process.
 #[derive(Debug)]
-pub(crate) struct QueueWaiters {
+pub(crate) struct SharedWaiters {
     waiters: Mutex<Waiters>,
     /// Number of changes of the queue's layout that were reported.
     layout_changes: AtomicU64,
@@ -22,7 +22,7 @@ pub(crate) struct QueueWaiters {
     waited: Arc<WaitedPartitions>,
 }
 
-impl QueueWaiters {
+impl SharedWaiters {
     pub(crate) fn new(waited: Arc<WaitedPartitions>) -> Self {
         Self {
             waiters: Mutex::new(Waiters::new()),
@@ -86,7 +86,7 @@ impl QueueWaiters {
 
 /// A waiter of a queue; leaves when dropped.
 pub(crate) struct WaiterGuard<'a> {
-    waiters: &'a QueueWaiters,
+    waiters: &'a SharedWaiters,
     pub(crate) id: WaiterId,
     pub(crate) signal: Arc<Notify>,
 }
