@@ -579,7 +579,7 @@ async fn samples_without_a_result_are_not_sent_again() {
     assert_eq!(run.resubmit(Resubmit::NotPassed), 10);
     let error =
         submit_dataset(&mut run, &requests, &dataset, Experiment::baseline()).await.unwrap_err();
-    assert!(matches!(error, EvalError::Unsent { sent: 6, left: 4, .. }), "{error}");
+    assert!(matches!(error, EvalError::Unsent { sent: 6, unsent: 4, .. }), "{error}");
     plain.purge().await.unwrap();
     // The same again: the samples that were sent have no result yet.
     assert_eq!(run.resubmit(Resubmit::NotPassed), 4);

@@ -40,7 +40,7 @@ const MAX_BATCH: usize = 500;
 ///
 /// // After the fix, most of them go back to their source.
 /// let report = dlq.replay().matching(|letter| letter.last_error != "2 is out of stock").run().await?;
-/// assert_eq!((report.done, report.left), (2, 1));
+/// assert_eq!((report.done, report.skipped), (2, 1));
 /// assert_eq!(orders.approximate_count().await?, 2);
 ///
 /// // The rest is deleted.
@@ -84,7 +84,7 @@ impl PeekedDeadLetter {
 
 impl Dlq {
     /// Opens the dead letters in a mailbox. Messages are replayed to their source queues on the same backend.
-    /// Those that came from another backend are left, unless [`sources_on`](Self::sources_on) names it.
+    /// Those that came from another backend are skipped, unless [`sources_on`](Self::sources_on) names it.
     pub fn of<T: 'static, R: 'static>(mailbox: &Mailbox<DeadLetter<T>, R>) -> Self {
         let target = mailbox.backend().map_or(ReplayTarget::Unknown, ReplayTarget::same_backend);
         Self { queue: mailbox.queue().clone(), target }

@@ -251,9 +251,9 @@ async fn a_submission_is_collected_in_order_with_an_error_for_each_missing_answe
     // The last two take longer than the timeout.
     let submitted: Vec<_> = [300, 200, 101, 100, 9_000, 8_000].map(MainLoopRequest::new).into();
     let mut submission = client.submit(&submitted).await.unwrap();
-    assert_eq!((submission.ids().len(), submission.left()), (6, 6));
+    assert_eq!((submission.ids().len(), submission.remaining()), (6, 6));
     let first = submission.next().await.unwrap().unwrap();
-    assert_eq!((first.output(), submission.left()), (Some(&1_000), 5), "the quickest comes first");
+    assert_eq!((first.output(), submission.remaining()), (Some(&1_000), 5), "the quickest comes first");
     let answers = submission.collect(5 * SECOND).await;
     let outputs: Vec<_> = answers
         .iter()

@@ -304,7 +304,7 @@ async fn a_filtered_replay_leaves_the_others_in_their_order() {
     let kept = dead.receive(Receive::one()).await.unwrap().into_iter().next().unwrap();
     let odd = |letter: &DeadLetter| letter.body.last().is_some_and(|digit| digit % 2 == 1);
     let report = dlq.replay().matching(odd).run().await.unwrap();
-    assert_eq!((report.done, report.left, report.unseen), (650, 649, 1), "{report:?}");
+    assert_eq!((report.done, report.skipped, report.unseen), (650, 649, 1), "{report:?}");
     kept.nack(Duration::ZERO).await.unwrap();
     let left: Vec<_> = letters(&dead).await.into_iter().map(|letter| letter.body).collect();
     assert_eq!(left.len(), 650);
@@ -340,7 +340,7 @@ async fn a_replay_keeps_its_rate_and_its_leases() {
         },
     );
     let report = pass.run().await.unwrap();
-    assert_eq!((report.done, report.left), (200, 200));
+    assert_eq!((report.done, report.skipped), (200, 200));
     let took = start.elapsed().as_secs();
     assert!((1980..=2000).contains(&took), "{took} s for 200 at one in 10 s");
     assert!(seen.load(Ordering::SeqCst) >= 200);
@@ -524,7 +524,7 @@ async fn a_pass_does_not_wait_for_delayed_dead_letters_that_it_would_leave() {
     let waited = async |pass: pillarbox_runtime::dead_letters::Pass| {
         let begun = Instant::now();
         let report = pass.delayed(HOUR).run().await.unwrap();
-        (report.done, report.left, begun.elapsed().as_secs() / 60)
+        (report.done, report.skipped, begun.elapsed().as_secs() / 60)
     };
     let dlq = Dlq::of(&dead);
     assert_eq!(waited(dlq.replay().max_replays(0)).await, (0, 0, 0));
@@ -547,7 +547,7 @@ async fn a_pass_that_is_stopped_while_it_waits_releases_what_it_held() {
     let dlq = Dlq::of(&dead);
     let pass = dlq.replay().delayed(HOUR).matching(|letter| letter.body[..] != b"1"[..]);
     let report = pass.run_until(tokio::time::sleep(HOUR / 3)).await.unwrap();
-    assert_eq!((report.done, report.left, report.waiting), (1, 1, None));
+    assert_eq!((report.done, report.skipped, report.waiting), (1, 1, None));
     let counts = dead.counts().await.unwrap();
     assert_eq!((counts.ready, counts.in_flight, counts.delayed), (1, 0, 1));
     let report = dlq.replay().delayed(HOUR).run().await.unwrap();
@@ -727,9 +727,9 @@ async fn a_pass_for_some_ids_ends_when_it_has_found_them() {
     let all = letters(&dead).await;
     let dlq = Dlq::of(&dead);
     let report = dlq.replay().ids([all[3].message_id]).run().await.unwrap();
-    assert_eq!((report.done, report.left), (1, 15), "the first batch has 16");
+    assert_eq!((report.done, report.skipped), (1, 15), "the first batch has 16");
     let report = dlq.discard().ids([MessageId::new()]).run().await.unwrap();
-    assert_eq!((report.done, report.left), (0, 0), "there is none");
+    assert_eq!((report.done, report.skipped), (0, 0), "there is none");
     // All dead letters of a message, of which there may be several.
     dead.send(&all[4]).await.unwrap();
     let report = dlq.discard().ids([all[4].message_id]).run().await.unwrap();
@@ -1290,7 +1290,7 @@ async fn a_pass_reports_what_was_in_flight_when_it_ended() {
         }
     });
     let report = pass.run().await.unwrap();
-    assert_eq!((report.left, report.unseen, take.recv().unwrap().len()), (60, 40, 40));
+    assert_eq!((report.skipped, report.unseen, take.recv().unwrap().len()), (60, 40, 40));
 }
 
 #[tokio::test(start_paused = true)]

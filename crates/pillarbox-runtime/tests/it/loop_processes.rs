@@ -131,7 +131,7 @@ fn loops_that_are_killed_leave_no_call_without_its_answer(shared: SharedBackend)
         let mut answers = 0;
         let mut child = Child::start("loop_processes::answering", &shared.url, "20");
         // Killed again and again, each time with requests in flight.
-        while submission.left() > 0 {
+        while submission.remaining() > 0 {
             let answer = tokio::time::timeout(TIMEOUT, submission.next()).await.expect("in time");
             let answer = answer.expect("one is left").expect("an answer");
             let n = asked
@@ -141,7 +141,7 @@ fn loops_that_are_killed_leave_no_call_without_its_answer(shared: SharedBackend)
                 .request;
             assert_eq!(answer.output(), Some(&(n * 10)));
             answers += 1;
-            if answers % 12 == 0 && submission.left() > 0 {
+            if answers % 12 == 0 && submission.remaining() > 0 {
                 child.kill();
                 kills += 1;
                 child = Child::start("loop_processes::answering", &shared.url, "20");

@@ -55,10 +55,14 @@ impl Tally {
     /// Returns whether there was no message at all.
     fn is_empty(&self) -> bool {
         let Self { report, beyond_max } = self;
-        let skipped = report.done + report.left + report.exhausted + report.unreadable;
-        let others = report.failed_again + report.refused + report.unacknowledged + report.unseen;
-        skipped + others + beyond_max == 0
+        let processed = report.done + report.unacknowledged;
+        processed + skipped(report) + report.failed_again + report.unseen + beyond_max == 0
     }
+}
+
+/// Returns the number of messages that were received and stay, except those that failed again meanwhile.
+const fn skipped(report: &PassReport) -> u64 {
+    report.skipped + report.exhausted + report.unreadable + report.refused
 }
 
 #[derive(Serialize)]
@@ -69,11 +73,12 @@ struct BulkActionJson<'a> {
     replayed: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     discarded: Option<u64>,
-    left: u64,
+    /// Dead letters that do not match the filter.
+    skipped: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
-    left_by_max_replays: Option<u64>,
+    skipped_by_max_replays: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    left_by_max: Option<u64>,
+    skipped_by_max: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     failed_again: Option<u64>,
     unreadable: u64,
@@ -109,7 +114,7 @@ impl BulkAction {
             let mut line = self.line(&tally, true);
             line.errors = Some(ErrorGroupJson::most_frequent(&summary, TOP, now));
             line.further = Some(other_errors(&summary, TOP));
-            line.left_by_max = Some(tally.beyond_max);
+            line.skipped_by_max = Some(tally.beyond_max);
             context.out.json(&line)?;
         } else {
             if tally.report.done > 0 {
@@ -180,7 +185,7 @@ impl BulkAction {
             match &found.letter {
                 _ if !self.is_available(found.state, now) => report.unseen += 1,
                 Err(_) => report.unreadable += 1,
-                Ok(letter) if !self.filter.matches(found.id, letter) => report.left += 1,
+                Ok(letter) if !self.filter.matches(found.id, letter) => report.skipped += 1,
                 Ok(letter) if self.action.is_exhausted(letter.replay_count) => {
                     report.exhausted += 1;
                 }
@@ -287,11 +292,11 @@ impl BulkAction {
             awaited = report.awaited;
             // Messages that failed again were not counted in the total.
             let done = report.done;
-            let left = report.left + report.exhausted + report.unreadable + report.refused;
-            let seen = if is_counted { done } else { done + left + report.unacknowledged };
+            let all = done + report.unacknowledged + skipped(report);
+            let seen = if is_counted { done } else { all };
             progress.add(seen - before);
             progress.set_message(match report.waiting {
-                Some(left) => format!("{done} {past}, waiting up to {}", time::show(left)),
+                Some(wait) => format!("{done} {past}, waiting up to {}", time::show(wait)),
                 None => format!("{done} {past}"),
             });
             before = seen;
@@ -306,9 +311,9 @@ impl BulkAction {
             dry_run,
             replayed: is_replay.then_some(report.done),
             discarded: (!is_replay).then_some(report.done),
-            left: report.left,
-            left_by_max_replays: is_replay.then_some(report.exhausted),
-            left_by_max: None,
+            skipped: report.skipped,
+            skipped_by_max_replays: is_replay.then_some(report.exhausted),
+            skipped_by_max: None,
             failed_again: (is_replay && !dry_run).then_some(report.failed_again),
             unreadable: report.unreadable,
             refused: report.refused,
@@ -338,7 +343,7 @@ impl BulkAction {
         };
         let max = self.max.unwrap_or_default();
         let parts = [
-            (report.left, "skipped (no match)".to_owned()),
+            (report.skipped, "skipped (no match)".to_owned()),
             (report.exhausted, format!("skipped (already replayed {times})")),
             (report.failed_again, "failed again meanwhile".to_owned()),
             (tally.beyond_max, format!("skipped (--max {max})")),
