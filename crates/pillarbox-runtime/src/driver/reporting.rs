@@ -38,26 +38,26 @@ impl Driver {
         self.is_dirty = true;
         // At once, since somebody may wait for it.
         self.published_at = None;
-        let (group, control) = (&*self.settings.name, &self.pool.control);
+        let (pool, control) = (&*self.settings.name, &self.pool.control);
         match (before, mode) {
             (_, Mode::Paused) => {
-                tracing::info!(target: CONTROL, group, "paused: nothing is received");
+                tracing::info!(target: CONTROL, pool, "paused: nothing is received");
                 control.emit(|| Event::Paused);
             }
             (Mode::Paused, Mode::Running) => {
-                tracing::info!(target: CONTROL, group, "resumed: messages are received again");
+                tracing::info!(target: CONTROL, pool, "resumed: messages are received again");
                 control.emit(|| Event::Resumed);
             }
             (Mode::Running | Mode::Paused, _) => {
                 let in_flight = self.dispatcher.in_flight();
-                tracing::info!(target: CONTROL, group, in_flight, "draining: running handlers finish");
+                tracing::info!(target: CONTROL, pool, in_flight, "draining: running handlers finish");
                 control.emit(|| Event::Draining);
             }
             _ => {}
         }
         if let Mode::Cancelling { .. } = mode {
             let in_flight = self.dispatcher.in_flight();
-            tracing::info!(target: CONTROL, group, in_flight, "cancelling: running handlers are cancelled");
+            tracing::info!(target: CONTROL, pool, in_flight, "cancelling: running handlers are cancelled");
         }
     }
 

@@ -161,7 +161,7 @@ async fn a_late_acknowledgement_is_refused_and_reported() {
     let start = tokio::time::Instant::now();
     events.wait_for(|event| matches!(event, Event::LeaseLost(_))).await.unwrap();
     assert_eq!(start.elapsed(), LEASE, "not a moment later than it ended");
-    // Another worker of the same group has it by now.
+    // Another worker of the same pool has it by now.
     let again = started(&mut events).await;
     assert_eq!(again.about().unwrap().attempt, 1, "the queue was never told of the first");
     gate.add_permits(1);
