@@ -463,8 +463,11 @@ fn bar(total: usize) -> indicatif::ProgressBar {
 #[cfg(feature = "progress")]
 fn summary(progress: &Progress) -> String {
     let mut text = format!("{} passed", progress.passed);
-    let others =
-        [("not passed", progress.not_passed), ("failed", progress.failed), ("died", progress.died)];
+    let others = [
+        ("not passed", progress.not_passed),
+        ("failed", progress.failed),
+        ("dead-lettered", progress.dead_lettered),
+    ];
     for (word, number) in others.into_iter().filter(|(_, number)| *number > 0) {
         text.push_str(&format!(", {number} {word}"));
     }
