@@ -1167,7 +1167,7 @@ fn finished_deliveries_have_time_to_be_settled_at_the_end() {
     bench.stop(Stop::Now);
     bench.finish(Verdict::Done);
     bench.pass(CANCEL_GRACE);
-    assert!(!bench.is_over, "the acknowledgement is under way; the other handler is given up");
+    assert!(!bench.is_over, "the acknowledgement is under way; the other handler is abandoned");
     assert_eq!(bench.dispatcher.in_flight(), 1);
     bench.answer(Ok(()));
     assert!(bench.is_over);

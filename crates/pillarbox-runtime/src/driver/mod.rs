@@ -39,7 +39,7 @@ const JOIN_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The queues of one mailbox.
 #[derive(Debug)]
-pub(crate) struct ServedQueue {
+pub(crate) struct MailboxQueues {
     pub(crate) queue: Arc<dyn Queue>,
     pub(crate) visibility: Duration,
     pub(crate) wait: Duration,
@@ -59,7 +59,7 @@ pub(crate) struct DriverSettings {
 
 pub(crate) struct Driver {
     settings: DriverSettings,
-    queues: Vec<ServedQueue>,
+    queues: Vec<MailboxQueues>,
     dispatcher: Dispatcher,
     /// Inputs that the dispatcher has not handled.
     inputs: VecDeque<Input>,
@@ -97,7 +97,7 @@ pub(crate) struct Driver {
 impl Driver {
     pub(crate) fn new(
         settings: DriverSettings,
-        queues: Vec<ServedQueue>,
+        queues: Vec<MailboxQueues>,
         dispatcher: Dispatcher,
         pool: Arc<PoolContext>,
         sends: mpsc::Receiver<SendRequest>,
@@ -108,7 +108,7 @@ impl Driver {
         let (reports_sender, reports) = mpsc::channel(settings.result_buffer);
         let queue_metrics = queues
             .iter()
-            .map(|served| QueueMetrics::new(&served.queue, &served.dead_letters))
+            .map(|mailbox| QueueMetrics::new(&mailbox.queue, &mailbox.dead_letters))
             .collect();
         Self {
             inputs: VecDeque::new(),
