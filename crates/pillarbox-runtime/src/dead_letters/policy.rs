@@ -395,7 +395,7 @@ mod tests {
                 1 if body.tenant == "trial" => Decision::DeadLetter,
                 2 => Decision::Retry,
                 3 => panic!("no idea"),
-                _ => Decision::Usual,
+                _ => Decision::Default,
             }
         });
         let limited = Failure::of(Limited);

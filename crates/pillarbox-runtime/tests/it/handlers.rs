@@ -513,7 +513,7 @@ async fn a_tracer_that_panics_has_no_effect_on_messages() {
     /// What runs outside of the handler and its layers.
     struct Bad(AtomicUsize);
     impl pillarbox_runtime::trace::Tracer for Bad {
-        fn join(&self, _: &tracing::Span, _: pillarbox_runtime::trace::Kinship<'_>) {
+        fn join(&self, _: &tracing::Span, _: pillarbox_runtime::trace::SpanRelation<'_>) {
             assert!(self.0.fetch_add(1, Ordering::SeqCst) > 0, "a bad tracer");
         }
         fn context(&self, _: &tracing::Span) -> Option<pillarbox_runtime::trace::TraceContext> {

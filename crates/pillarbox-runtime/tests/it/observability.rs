@@ -14,7 +14,7 @@ use pillarbox_runtime::group::LoopGroup;
 use pillarbox_runtime::handler::{Attempt, Metadata};
 use pillarbox_runtime::loops::{MainLoop, MainLoopRequest, MainLoopResult};
 use pillarbox_runtime::service::ServiceStackOptions;
-use pillarbox_runtime::trace::{Kinship, TraceContext, Tracer};
+use pillarbox_runtime::trace::{SpanRelation, TraceContext, Tracer};
 use pillarbox_runtime::{
     Backoff, DlqAction, DlqConsumer, FailureKind, Outcome, ProducerHandle, Runnable, Worker,
 };
@@ -602,10 +602,10 @@ struct Told(Mutex<Vec<String>>);
 struct Telling(Arc<Told>);
 
 impl Tracer for Telling {
-    fn join(&self, _: &tracing::Span, kinship: Kinship<'_>) {
-        let (how, context) = match kinship {
-            Kinship::Child(context) => ("child", context),
-            Kinship::Link(context) => ("link", context),
+    fn join(&self, _: &tracing::Span, relation: SpanRelation<'_>) {
+        let (how, context) = match relation {
+            SpanRelation::Child(context) => ("child", context),
+            SpanRelation::Link(context) => ("link", context),
         };
         self.0.0.lock().expect("told").push(format!("{how} of {context}"));
     }
