@@ -385,7 +385,7 @@ async fn unreadable_or_refused_messages_stay() {
     dead.send(&odd).await.unwrap();
     let dlq = Dlq::of(&dead);
     let summary = dlq.summary(|_| true).await.unwrap();
-    assert_eq!((summary.letters, summary.unreadable), (3, 1));
+    assert_eq!((summary.dead_letters, summary.unreadable), (3, 1));
     let report = dlq.replay().run().await.unwrap();
     assert_eq!((report.done, report.unreadable, report.refused), (2, 1, 1), "{report:?}");
     assert!(report.reasons[0].to_string().contains("attribute"), "{:?}", report.reasons);
@@ -1265,12 +1265,12 @@ async fn a_summary_groups_dead_letters_by_their_errors() {
     other.last_error_type = "std::io::Error".to_owned();
     dead.send(&other).await.unwrap();
     let summary = Dlq::of(&dead).summary(|_| true).await.unwrap();
-    assert_eq!((summary.letters, summary.errors.len()), (21, 2));
+    assert_eq!((summary.dead_letters, summary.errors.len()), (21, 2));
     assert_eq!((summary.errors[0].count, summary.errors[0].error_type.as_str()), (20, "rejected"));
     assert_eq!(summary.errors[1].error, "the disk is full");
     assert!(summary.first_at <= summary.last_at);
     let some = Dlq::of(&dead).summary(|letter| letter.body[..] == b"7"[..]).await.unwrap();
-    assert_eq!((some.letters, some.others), (1, 20));
+    assert_eq!((some.dead_letters, some.others), (1, 20));
 }
 
 #[tokio::test(start_paused = true)]

@@ -43,7 +43,7 @@ impl Dlq {
     }
 }
 
-/// One pass over a queue of dead letters, built by [`Dlq::replay`] or [`Dlq::discard`].
+/// One pass over a dead-letter queue, built by [`Dlq::replay`] or [`Dlq::discard`].
 ///
 /// A pass may be killed at any moment and run again, and several may run at the same time: no message is lost.
 /// If it is killed after a message was replayed and before its dead letter was acknowledged, the next pass
