@@ -34,7 +34,7 @@ use tokio::sync::Notify;
 pub struct Heartbeat(pub(crate) Arc<Lease>);
 
 impl Heartbeat {
-    /// A heartbeat without a delivery, whose lease is never lost: for tests of handlers.
+    /// Creates a heartbeat without a delivery, whose lease is never lost: for tests of handlers.
     pub fn detached() -> Self {
         Self(Arc::new(Lease::default()))
     }

@@ -196,7 +196,7 @@ impl<T: Send + Sync + 'static, R: 'static> Runnable for DlqConsumer<T, R> {
     type Error = Error;
 
     fn name(&self) -> String {
-        self.worker.group_name()
+        self.worker.pool_name()
     }
 
     fn control(&self) -> Control {

@@ -134,8 +134,8 @@ pub struct Ready<T, R, C> {
 pub type ReadyWorker<T, R = (), C = ()> = Worker<T, R, C, Ready<T, R, C>>;
 
 impl<T: Send + Sync + 'static, R: 'static> Worker<T, R> {
-    /// Workers for a mailbox. Next comes [`handler`](Worker::handler), after [`context`](Worker::context) if there
-    /// is one.
+    /// Creates workers for a mailbox. Next comes [`handler`](Worker::handler), after [`context`](Worker::context) if
+    /// there is one.
     pub fn new(mailbox: Mailbox<T, R>) -> Self {
         let options = MailboxOptions::default();
         let (sends_sender, sends) = mpsc::channel(MAX_WAITING);
@@ -287,7 +287,7 @@ where
     type Error = Error;
 
     fn name(&self) -> String {
-        self.group_name()
+        self.pool_name()
     }
 
     fn control(&self) -> Control {

@@ -75,7 +75,7 @@ async fn a_dead_letter_records_the_message_and_its_failure() {
     let id = jobs.send_with(&body, options).await.unwrap();
     let before = Timestamp::now();
     let worker = Worker::new(jobs)
-        .name("tills")
+        .named("tills")
         .retry(Backoff::none())
         .max_deliveries(3)
         .dead_letters(DlqPolicy::new())
@@ -997,7 +997,7 @@ async fn a_consumer_replays_a_message_up_to_a_limit() {
     let consumer =
         DlqConsumer::new(dead.clone(), |_: DeadLetter<u32>| async { DlqAction::replay() })
             .max_replays(2);
-    assert_eq!(Runnable::name(&consumer), "orders-dlq");
+    assert_eq!(consumer.name(), "orders-dlq");
     let (worker, consumer) = (worker.start(), consumer.start());
     tokio::time::sleep(DAY).await;
     let stats = worker.stop().await.unwrap();

@@ -9,10 +9,12 @@ use std::time::Duration;
 use pillarbox_core::{Error, Mailbox, Mailboxes, QueueOptions, Result};
 use pillarbox_runtime::dead_letters::{DeadLetter, DlqLimits};
 use pillarbox_runtime::group::{
-    GroupError, GroupStatus, LoopFailure, LoopGroup, LoopState, Restart, StopSignal, Stuck, Task,
+    GroupError, GroupStatus, LoopGroup, LoopState, Restart, StopSignal, Stuck, Task,
 };
 use pillarbox_runtime::stats::{State, StatsSnapshot};
-use pillarbox_runtime::{Backoff, Control, DlqConsumer, Event, ReadyWorker, Runnable, Worker};
+use pillarbox_runtime::{
+    Backoff, Control, DlqConsumer, Event, LoopFailure, ReadyWorker, Runnable, Worker,
+};
 use pillarbox_testing::process::Child;
 use pillarbox_testing::{Fault, Faults, Operation, on_threads};
 use tokio::sync::Semaphore;
