@@ -202,7 +202,8 @@ impl EvalRun {
         let sample_log = LineLog::open(&path(SAMPLES), &access, |position, line| {
             // Samples of a submission that was killed are written again.
             if manifest.fingerprint.is_some() {
-                let Id { id } = serde_json::from_str(line).map_err(|error| error.to_string())?;
+                let SampleLine { id } =
+                    serde_json::from_str(line).map_err(|error| error.to_string())?;
                 samples.push((id, position));
             }
             Ok(())
@@ -550,7 +551,7 @@ const STRAYS: &str = "strays.jsonl";
 
 /// The id of a sample, without the rest of its line.
 #[derive(Deserialize)]
-struct Id {
+struct SampleLine {
     id: Box<str>,
 }
 
