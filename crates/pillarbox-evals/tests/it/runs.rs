@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use pillarbox_core::{Mailbox, Mailboxes, MemoryBackend};
 use pillarbox_evals::{
-    Collect, Dataset, EvalError, EvalLoop, EvalRequests, EvalResult, EvalRun, Experiment, RecordSteps,
-    Resubmit, Sample, Score, ScoredBy, Session, Status, all_of, collect_outputs, collect_results,
-    exact_match, numeric_close, submit_dataset, submit_experiments, submit_inputs,
+    Collect, Dataset, EvalError, EvalLoop, EvalRequests, EvalResult, EvalRun, Experiment,
+    RecordSteps, Resubmit, Sample, Score, ScoredBy, Session, Status, all_of, collect_outputs,
+    collect_results, exact_match, numeric_close, submit_dataset, submit_experiments, submit_inputs,
 };
 use pillarbox_runtime::dead_letters::{Dlq, DlqPolicy};
 use pillarbox_runtime::loops::{
@@ -478,8 +478,9 @@ async fn progress_is_reported_and_collecting_can_time_out() {
     assert_eq!(report.failures[0].reason.as_deref(), Some("there is no result yet"));
     let running = squaring(&requests, &Arc::default());
     let seen = Arc::new(std::sync::Mutex::new(Vec::new()));
-    let told = seen.clone();
-    let how = within().on_progress(move |progress| told.lock().unwrap().push(progress.collected));
+    let recorded = seen.clone();
+    let how =
+        within().on_progress(move |progress| recorded.lock().unwrap().push(progress.collected));
     collect_results(&mut run, &requests, how).await.unwrap();
     let seen = seen.lock().unwrap().clone();
     assert_eq!((seen[0], *seen.last().unwrap()), (0, 50));

@@ -798,7 +798,7 @@ fn an_extension_that_fails_is_repeated_until_the_lease_expires() {
     bench.pass(LEASE);
     assert!(bench.assigned[0].1.lease.is_lost() && bench.calls.is_empty());
     assert_eq!(bench.names().last(), Some(&"lost"));
-    // The handler finishes all the same; the queue decides whether that counts.
+    // The handler still finishes; the queue decides whether that counts.
     bench.finish(Verdict::Done);
     assert_eq!(bench.calls[0].2, [SettleAction::Acknowledge]);
     bench.answer(Err(expired()));

@@ -36,7 +36,7 @@ impl Driver {
         }
         let before = std::mem::replace(&mut self.mode, mode);
         self.is_dirty = true;
-        // At once, since somebody may wait for it.
+        // At once, since a caller may wait for it.
         self.published_at = None;
         let (pool, control) = (&*self.settings.name, &self.pool.control);
         match (before, mode) {

@@ -57,15 +57,15 @@ use crate::stats::StatsSnapshot;
 /// struct Smtp;
 /// impl Smtp { async fn send(&self, _: &str) -> std::io::Result<()> { Ok(()) } }
 ///
-/// async fn deliver(letter: String, about: Metadata, Context(smtp): Context<Smtp>) -> std::io::Result<()> {
+/// async fn deliver(email: String, about: Metadata, Context(smtp): Context<Smtp>) -> std::io::Result<()> {
 ///     println!("{}, delivery {}", about.id(), about.delivery_count());
-///     smtp.send(&letter).await
+///     smtp.send(&email).await
 /// }
 ///
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> pillarbox_core::Result<()> {
 /// let backend = Mailboxes::new(MemoryBackend::new());
-/// let letters: Mailbox<String> = backend.mailbox("letters")?;
-/// let worker = Worker::new(letters)
+/// let emails: Mailbox<String> = backend.mailbox("emails")?;
+/// let worker = Worker::new(emails)
 ///     .context(Smtp)
 ///     .handler(deliver)
 ///     .layer(RateLimitLayer::new(100, Duration::from_secs(1)))

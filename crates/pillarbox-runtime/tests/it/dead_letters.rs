@@ -252,8 +252,8 @@ async fn an_error_reply_is_sent_for_a_dead_letter_and_not_for_a_retry() {
     let stats = worker.run_until_empty().await.unwrap();
     assert_eq!(stats.dead_lettered, 4);
     let answers = answers.receive(Receive::up_to(10)).await.unwrap();
-    let told: Vec<_> = answers.into_iter().map(|answer| answer.body().clone()).collect();
-    assert_eq!(told, [Err("after 5: order 1 is invalid".to_owned())]);
+    let replies: Vec<_> = answers.into_iter().map(|answer| answer.body().clone()).collect();
+    assert_eq!(replies, [Err("after 5: order 1 is invalid".to_owned())]);
 }
 
 #[tokio::test(start_paused = true)]
@@ -489,8 +489,8 @@ async fn a_pass_may_wait_for_dead_letters_that_are_delayed() {
     delay(&dead, &[(2, 10), (3, 50), (4, 50), (5, 90)]).await;
 
     let begun = Instant::now();
-    let told = Arc::new(Mutex::new(Vec::new()));
-    let waits = told.clone();
+    let reports = Arc::new(Mutex::new(Vec::new()));
+    let waits = reports.clone();
     let pass = Dlq::of(&dead).replay().delayed(HOUR).progress(move |report| {
         waits.lock().unwrap().push((report.done, report.awaited, report.waiting));
     });
@@ -500,9 +500,12 @@ async fn a_pass_may_wait_for_dead_letters_that_are_delayed() {
     assert_eq!(begun.elapsed().as_secs(), 50 * 60 + 1, "it ends with the last of them");
     assert_eq!(letters(&dead).await[0].body, 5);
     assert_eq!(jobs.approximate_count().await.unwrap(), 4);
-    let told = told.lock().unwrap().clone();
+    let reports = reports.lock().unwrap().clone();
     let before = |time: u64| Some(Duration::from_secs(60 * time + 1));
-    assert!(told.contains(&(1, 3, before(50))) && told.contains(&(2, 3, before(40))), "{told:?}");
+    assert!(
+        reports.contains(&(1, 3, before(50))) && reports.contains(&(2, 3, before(40))),
+        "{reports:?}"
+    );
 
     // A discard waits as well.
     assert_eq!(Dlq::of(&dead).discard().run().await.unwrap().done, 0);
@@ -690,8 +693,8 @@ async fn an_error_reply_is_retried_and_its_function_may_panic() {
         .handler(|_: u32| async { Outcome::reject("no") });
     let stats = worker.run_until_empty().await.unwrap();
     assert_eq!(stats.dead_lettered, 2);
-    let told = answers.peek(9).await.unwrap();
-    assert_eq!(told.len(), 1, "five attempts, one reply");
+    let replies = answers.peek(9).await.unwrap();
+    assert_eq!(replies.len(), 1, "five attempts, one reply");
     let calls = faulty.injected();
     assert_eq!(calls, 4, "and the fifth went well");
 
@@ -952,9 +955,9 @@ async fn a_consumer_does_what_its_handler_returns() {
         }
     });
     let stats = consumer.run_until_empty().await.unwrap();
-    let mut told = Vec::new();
-    heard.recv_many(&mut told, 99).await;
-    assert_eq!(told, [(0, 0), (1, 0), (2, 0), (3, 0), (4, 0), (3, 600), (4, 3600)]);
+    let mut handled = Vec::new();
+    heard.recv_many(&mut handled, 99).await;
+    assert_eq!(handled, [(0, 0), (1, 0), (2, 0), (3, 0), (4, 0), (3, 600), (4, 3600)]);
     assert_eq!((stats.succeeded, stats.failed, stats.dead_lettered), (5, 1, 0));
     let jobs: Mailbox<u32> = backend.mailbox("orders").unwrap();
     let replayed = jobs.peek(9).await.unwrap();
@@ -1046,12 +1049,12 @@ async fn what_a_consumer_leaves_is_ready_for_others_and_not_handled_again_by_it(
     assert_eq!(running.stop().await.unwrap().released, 4);
     let (consumer, mut heard) = leaving(&dead);
     consumer.run_until_empty().await.unwrap();
-    let mut told = Vec::new();
-    heard.recv_many(&mut told, 99).await;
-    told.sort_unstable();
+    let mut handled = Vec::new();
+    heard.recv_many(&mut handled, 99).await;
+    handled.sort_unstable();
     let mut bodies: Vec<_> = letters(&dead).await.iter().map(|letter| letter.body).collect();
     bodies.sort_unstable();
-    assert_eq!((told.len(), told), (3, bodies), "each of the others once");
+    assert_eq!((handled.len(), handled), (3, bodies), "each of the others once");
 }
 
 #[tokio::test(start_paused = true)]

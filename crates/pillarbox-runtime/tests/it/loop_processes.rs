@@ -9,7 +9,7 @@ use pillarbox_core::{Mailbox, Mailboxes};
 use pillarbox_runtime::Runnable;
 use pillarbox_runtime::loops::{Client, MainLoop, MainLoopRequest, MainLoopResult, sweep_replies};
 use pillarbox_testing::on_threads;
-use pillarbox_testing::process::{Child, told};
+use pillarbox_testing::process::{Child, assignment};
 
 use crate::common::shared_backend::{SharedBackend, on_both, open};
 use crate::common::worker_process::{end_with_the_parent, say};
@@ -27,7 +27,7 @@ const KEEP: Duration = Duration::from_secs(3);
 #[test]
 #[ignore = "runs in a process of its own, started by the other tests"]
 fn answering() {
-    let Some((url, millis)) = told() else { return };
+    let Some((url, millis)) = assignment() else { return };
     end_with_the_parent();
     let pause = Duration::from_millis(millis.parse().expect("a number"));
     on_threads(async move {
@@ -47,7 +47,7 @@ fn answering() {
 #[test]
 #[ignore = "runs in a process of its own, started by the other tests"]
 fn asking() {
-    let Some((url, _)) = told() else { return };
+    let Some((url, _)) = assignment() else { return };
     end_with_the_parent();
     on_threads(async move {
         let backend = open(&url).await;
@@ -217,7 +217,7 @@ fn a_client_that_waits_is_not_disturbed_by_a_sweep_of_another_process(shared: Sh
 #[test]
 #[ignore = "runs in a process of its own, started by the other tests"]
 fn sweeping() {
-    let Some((url, _)) = told() else { return };
+    let Some((url, _)) = assignment() else { return };
     end_with_the_parent();
     on_threads(async move {
         let backend = open(&url).await;
