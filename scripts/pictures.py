@@ -4,6 +4,9 @@
 A command runs in a pseudo-terminal, its screen is sampled whenever it changes, and the samples become
 the frames of an animated SVG, side by side in a strip that moves past a window. A row that many frames
 share is drawn once.
+
+Without animation, because a viewer cannot or a reader prefers reduced motion, a picture shows the last
+frame. The animation begins with it as well.
 """
 
 import fcntl
@@ -32,7 +35,7 @@ COLOURS = {
 
 
 def record(command, columns, rows, seconds=60.0, keys=(), step=0.25):
-    """Runs a command and returns its screens as (time, rows), and the time of the end."""
+    """Runs a command and returns its screens as (time, rows)."""
     pid, terminal = pty.fork()
     if pid == 0:
         os.environ.update(TERM="xterm-256color")
@@ -63,10 +66,9 @@ def record(command, columns, rows, seconds=60.0, keys=(), step=0.25):
         os.kill(pid, signal.SIGTERM)
     os.waitpid(pid, 0)
     os.close(terminal)
-    end = time.monotonic() - start
     if snapshot(screen) != frames[-1][1]:
-        frames.append((end, snapshot(screen)))
-    return frames, end
+        frames.append((time.monotonic() - start, snapshot(screen)))
+    return frames
 
 
 def snapshot(screen):
@@ -104,7 +106,7 @@ def draw_row(row):
     return "".join(parts)
 
 
-def svg(frames, end, columns, rows, title, rest=4.0):
+def svg(frames, columns, rows, title, rest=4.0):
     width, height = columns * CELL + 2 * MARGIN, rows * LINE + 2 * MARGIN
     defined, definitions, strip = {}, [], []
     for number, (_, screen) in enumerate(frames):
@@ -117,16 +119,15 @@ def svg(frames, end, columns, rows, title, rest=4.0):
                 definitions.append(f'<g id="{defined[row]}">{draw_row(row)}</g>')
             uses.append(f'<use href="#{defined[row]}" y="{y * LINE}"/>')
         strip.append(f'<g transform="translate({number * width:.1f} 0)">{"".join(uses)}</g>')
-    total = end + rest
-    steps = [
-        f"{moment / total * 100:.2f}%{{transform:translateX(-{number * width:.1f}px)}}"
-        for number, (moment, _) in enumerate(frames)
-    ]
-    steps[0] = "0%{transform:translateX(0)}"
+    total = rest + frames[-1][0]
     last = (len(frames) - 1) * width
-    steps.append(f"100%{{transform:translateX(-{last:.1f}px)}}")
+    steps = [f"0%,100%{{transform:translateX(-{last:.1f}px)}}"] + [
+        f"{(rest + moment) / total * 100:.2f}%{{transform:translateX(-{number * width:.1f}px)}}"
+        for number, (moment, _) in enumerate(frames[:-1])
+    ]
     animation = (
-        f"@keyframes f{{{''.join(steps)}}}.s{{animation:f {total:.2f}s step-end infinite}}"
+        f"@keyframes f{{{''.join(steps)}}}@media(prefers-reduced-motion:no-preference)"
+        f"{{.s{{animation:f {total:.2f}s step-end infinite}}}}"
         if len(frames) > 1 else ""
     )
     return (
@@ -137,7 +138,7 @@ def svg(frames, end, columns, rows, title, rest=4.0):
         f'<rect width="100%" height="100%" rx="8" fill="{PAPER}"/>'
         f"<defs>{''.join(definitions)}</defs>"
         f'<svg x="{MARGIN}" y="{MARGIN}" width="{columns * CELL:.1f}" height="{rows * LINE}">'
-        f'<g class="s">{"".join(strip)}</g></svg></svg>\n'
+        f'<g class="s" transform="translate(-{last:.1f} 0)">{"".join(strip)}</g></svg></svg>\n'
     )
 
 
@@ -152,15 +153,16 @@ def main():
         pillarbox = lambda *args, **options: subprocess.run(["pillarbox", *args], check=True, **options)
 
         size = (100, 20)
-        frames, end = record(["pillarbox", "demo", "--url", "sqlite:demo.db"], *size)
+        frames = record(["pillarbox", "demo", "--url", "sqlite:demo.db"], *size)
         title = "pillarbox demo: 100 tasks on 4 workers"
-        (directory / "demo.svg").write_text(svg(frames, end, *size, title))
-        print(f"demo.svg: {len(frames)} frames, {end:.1f} s")
+        (directory / "demo.svg").write_text(svg(frames, *size, title))
+        print(f"demo.svg: {len(frames)} frames, {frames[-1][0]:.1f} s")
 
         # Load to show: a running demo, a growing queue, delayed messages.
         url = "sqlite:work.db"
         lines = "".join(f'{{"order": {n}, "item": "lamp"}}\n' for n in range(240))
-        quiet = {"stdout": subprocess.DEVNULL, "text": True}
+        # Not subprocess.DEVNULL, which is open for reading as well: `receive` takes that for a closed stdout.
+        quiet = {"stdout": open(os.devnull, "w"), "text": True}
         pillarbox("--url", url, "send", "orders", "--file", "-", input=lines, **quiet)
         pillarbox("--url", url, "send", "mail", "--file", "-", "--delay", "1h", input="1\n2\n3\n", **quiet)
         pillarbox("--url", url, "receive", "orders", "--max", "12", "--visibility", "10m", **quiet)
@@ -174,15 +176,15 @@ def main():
         )
         size = (100, 18)
         keys = [(7.0, b"jj"), (8.0, b"\r"), (10.0, b"j"), (10.5, b"j"), (11.5, b"\x1b"), (13.0, b"q")]
-        frames, end = record(
+        frames = record(
             ["pillarbox", "top", "--url", url, "--interval", "500ms"], *size, 14, keys, step=0.4
         )
         for process in (demo, load):
             process.terminate()
             process.wait()
         title = "pillarbox top: queues with rates, ages and sparklines"
-        (directory / "top.svg").write_text(svg(frames, end, *size, title))
-        print(f"top.svg: {len(frames)} frames, {end:.1f} s")
+        (directory / "top.svg").write_text(svg(frames, *size, title))
+        print(f"top.svg: {len(frames)} frames, {frames[-1][0]:.1f} s")
 
 
 if __name__ == "__main__":

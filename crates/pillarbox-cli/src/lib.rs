@@ -19,6 +19,7 @@
 mod args;
 mod commands;
 mod context;
+mod demo_errors;
 mod failure;
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]

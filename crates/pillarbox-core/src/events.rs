@@ -43,6 +43,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak};
 
 use crate::error::Cause;
+use crate::internal::panic_text;
 
 /// Dispatcher of events to subscribers by type. Cheap to clone; clones share their subscribers.
 ///
@@ -248,12 +249,6 @@ impl<E> Subscriber<E> {
             Err(payload) => failed(true, Arc::from(Box::from(panic_text(&*payload)))),
         }
     }
-}
-
-fn panic_text(payload: &(dyn Any + Send)) -> &str {
-    let text = payload.downcast_ref::<&str>().copied();
-    let text = text.or_else(|| payload.downcast_ref::<String>().map(String::as_str));
-    text.unwrap_or("the panic has no message")
 }
 
 /// Subscribers of one event type. Replaced and never modified, so a dispatch continues with the list that it has.

@@ -44,18 +44,18 @@ pub struct Collect {
 }
 
 impl Collect {
-    /// Collects until all results have arrived.
+    /// Creates options to collect until all results have arrived.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Collects until all results have arrived or the time is over. Results that are available then are still taken;
-    /// the others are reported as missing and can be collected later.
+    /// Creates options to collect until all results have arrived or the time is over. Results that are available then
+    /// are still taken; the others are reported as missing and can be collected later.
     pub fn within(timeout: Duration) -> Self {
         Self { timeout: Some(timeout), ..Self::default() }
     }
 
-    /// Collects the results that are available now.
+    /// Creates options to collect the results that are available now.
     pub fn available() -> Self {
         Self::within(Duration::ZERO)
     }
@@ -463,8 +463,11 @@ fn bar(total: usize) -> indicatif::ProgressBar {
 #[cfg(feature = "progress")]
 fn summary(progress: &Progress) -> String {
     let mut text = format!("{} passed", progress.passed);
-    let others =
-        [("not passed", progress.not_passed), ("failed", progress.failed), ("died", progress.died)];
+    let others = [
+        ("not passed", progress.not_passed),
+        ("failed", progress.failed),
+        ("dead-lettered", progress.dead_lettered),
+    ];
     for (word, number) in others.into_iter().filter(|(_, number)| *number > 0) {
         text.push_str(&format!(", {number} {word}"));
     }

@@ -175,15 +175,15 @@ impl<I, E> SampleLine<I, E> {
 /// An id is a string or an integer.
 #[derive(Deserialize)]
 #[serde(untagged, expecting = "invalid `id`: neither a string nor an integer")]
-enum Id {
+enum RawSampleId {
     Text(String),
     Number(i64),
 }
 
 fn sample_id<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
-    Ok(match Id::deserialize(deserializer)? {
-        Id::Text(text) => text,
-        Id::Number(number) => number.to_string(),
+    Ok(match RawSampleId::deserialize(deserializer)? {
+        RawSampleId::Text(text) => text,
+        RawSampleId::Number(number) => number.to_string(),
     })
 }
 

@@ -15,12 +15,12 @@ pub enum EvalError {
     #[error(transparent)]
     Backend(#[from] pillarbox_core::Error),
     /// The queue did not take all samples.
-    #[error("{sent} samples were sent, {left} were not: {error}. Submit again to send the rest")]
+    #[error("{sent} samples were sent, {unsent} were not: {error}. Submit again to send the rest")]
     Unsent {
         /// Number of samples that this submission sent.
         sent: usize,
         /// Number of samples that were not sent.
-        left: usize,
+        unsent: usize,
         /// Error of the first of them.
         #[source]
         error: pillarbox_core::Error,
@@ -44,7 +44,7 @@ pub enum EvalError {
 pillarbox_core::__error_debug!(enum EvalError {
     Dataset(error),
     Backend(error),
-    Unsent { sent, left, error },
+    Unsent { sent, unsent, error },
     File { what, path, error },
     Invalid(text),
 });

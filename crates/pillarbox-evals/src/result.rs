@@ -71,7 +71,7 @@ impl EvalResult {
         match &self.outcome {
             Ok(scored) if scored.score.passed => Status::Passed,
             Ok(_) => Status::NotPassed,
-            Err(error) if error.kind == RemoteErrorKind::DeadLettered => Status::Died,
+            Err(error) if error.kind == RemoteErrorKind::DeadLettered => Status::DeadLettered,
             Err(_) => Status::Failed,
         }
     }
@@ -89,7 +89,7 @@ pub enum Status {
     /// There is no score: the adapter or the evaluator failed.
     Failed,
     /// It became a dead letter: it used up its deliveries, or crashed its processes.
-    Died,
+    DeadLettered,
     /// There is no result yet.
     Missing,
 }
@@ -97,7 +97,7 @@ pub enum Status {
 impl Status {
     /// All statuses, best first.
     pub const ALL: &[Self] =
-        &[Self::Passed, Self::NotPassed, Self::Failed, Self::Died, Self::Missing];
+        &[Self::Passed, Self::NotPassed, Self::Failed, Self::DeadLettered, Self::Missing];
 
     /// Returns the name in snake case.
     pub const fn as_str(self) -> &'static str {
@@ -105,7 +105,7 @@ impl Status {
             Self::Passed => "passed",
             Self::NotPassed => "not_passed",
             Self::Failed => "failed",
-            Self::Died => "died",
+            Self::DeadLettered => "dead_lettered",
             Self::Missing => "missing",
         }
     }
@@ -114,6 +114,7 @@ impl Status {
     pub const fn label(self) -> &'static str {
         match self {
             Self::NotPassed => "not passed",
+            Self::DeadLettered => "dead-lettered",
             other => other.as_str(),
         }
     }
@@ -246,9 +247,9 @@ mod tests {
             latency_ms: Some(1.5),
             steps: Vec::new(),
         };
-        let mut died = RemoteError::new(RemoteErrorKind::DeadLettered, "gone");
-        died.error_type = Some("x::Y".to_owned());
-        for (outcome, status) in [(Ok(scored), "not_passed"), (Err(died), "died")] {
+        let mut error = RemoteError::new(RemoteErrorKind::DeadLettered, "gone");
+        error.error_type = Some("x::Y".to_owned());
+        for (outcome, status) in [(Ok(scored), "not_passed"), (Err(error), "dead_lettered")] {
             let result = EvalResult {
                 experiment: "a".to_owned(),
                 sample_id: "7".to_owned(),

@@ -25,17 +25,17 @@ pub struct Score {
 }
 
 impl Score {
-    /// Returns a score of 1 that passes.
+    /// Creates a score of 1 that passes.
     pub const fn pass() -> Self {
         Self { value: 1.0, passed: true, reason: None }
     }
 
-    /// Returns a score of 0 that does not pass.
+    /// Creates a score of 0 that does not pass.
     pub fn fail(reason: impl Into<String>) -> Self {
         Self { value: 0.0, passed: false, reason: Some(reason.into()) }
     }
 
-    /// Returns a score that passes if the value is at least `threshold`.
+    /// Creates a score that passes if the value is at least `threshold`.
     pub fn graded(value: f64, threshold: f64) -> Self {
         Self { value, passed: value >= threshold, reason: None }
     }

@@ -132,11 +132,12 @@ async fn submit<I, E, U: 'static, O: 'static>(
             (request, request.send_options().id(id).reply_to(&*address))
         });
         let done = sent + refused;
-        let unsent = |more: usize, error| {
-            let sent = sent + more;
-            EvalError::Unsent { sent, left: to_send.len() - done - more, error }
+        let stopped_after = |more: usize, error| {
+            let (sent, unsent) = (sent + more, to_send.len() - done - more);
+            EvalError::Unsent { sent, unsent, error }
         };
-        let results = requests.send_batch_with(entries).await.map_err(|error| unsent(0, error))?;
+        let results =
+            requests.send_batch_with(entries).await.map_err(|error| stopped_after(0, error))?;
         let mut stopped = None;
         let mut stored = Vec::with_capacity(batch.len());
         let mut failed = Vec::new();
@@ -152,7 +153,7 @@ async fn submit<I, E, U: 'static, O: 'static>(
         }
         run.record_sent(&stored, round).await?;
         if let Some(error) = stopped {
-            return Err(unsent(stored.len(), error));
+            return Err(stopped_after(stored.len(), error));
         }
         refused += failed.len();
         run.store(failed, Vec::new()).await?;

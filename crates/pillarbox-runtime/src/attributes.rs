@@ -29,14 +29,14 @@ pub(crate) fn original_id(message: &RawMessage) -> MessageId {
 /// Returns the request that a message is about, by its attribute or else by its body.
 pub(crate) fn request_id(message: &RawMessage) -> Option<Uuid> {
     #[derive(Deserialize)]
-    struct Request {
+    struct RequestBody {
         request_id: Option<String>,
     }
     let attribute = message.attributes.get(REQUEST_ID).and_then(|text| text.parse().ok());
     attribute.or_else(|| {
         // Only an object has fields: anything else is not worth reading to its end.
         let is_object = message.body.trim_ascii_start().starts_with(b"{");
-        let request: Request =
+        let request: RequestBody =
             is_object.then(|| serde_json::from_slice(&message.body).ok()).flatten()?;
         request.request_id?.parse().ok()
     })

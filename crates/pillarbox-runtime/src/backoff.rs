@@ -36,7 +36,7 @@ enum Curve {
 }
 
 impl Backoff {
-    /// Grows by `step` with each delivery, up to `most`.
+    /// Creates a backoff that starts at `step` and grows by it with each attempt, up to `most`.
     pub const fn linear(step: Duration, most: Duration) -> Self {
         Self { curve: Curve::Linear { step, most }, jitter: 0.0 }
     }

@@ -113,7 +113,7 @@ pub struct About {
 }
 
 impl About {
-    /// A delivery that no worker has.
+    /// Creates the description of a delivery that no worker has.
     pub const fn new(queue: QueueName, message_id: MessageId, attempt: u32) -> Self {
         Self { queue, message_id, attempt, worker_id: None }
     }

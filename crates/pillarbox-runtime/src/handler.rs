@@ -178,7 +178,7 @@ pub struct HandlerService<H, Args> {
 }
 
 impl<H, Args> HandlerService<H, Args> {
-    /// A service that calls `handler`.
+    /// Creates a service that calls `handler`.
     pub const fn new(handler: H) -> Self {
         Self { handler, arguments: PhantomData }
     }

@@ -7,11 +7,12 @@ use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
 use pillarbox_core::QueueName;
+use pillarbox_core::internal::panic_text;
 
 use crate::dead_letters::DeadLetter;
 use crate::event::About;
 use crate::log::DELIVERIES;
-use crate::outcome::{FailureDetails, FailureKind, panic_text};
+use crate::outcome::{FailureDetails, FailureKind};
 use crate::verdict::Disposition;
 
 /// An attempt at a message that failed, as [`Worker::on_failure`](crate::Worker::on_failure) reports it.

@@ -11,7 +11,7 @@ use tokio::sync::Notify;
 /// [`extend_while_beating`](crate::Worker::extend_while_beating) it does so only while the handler shows progress
 /// by [`beat`](Self::beat).
 ///
-/// A lease can be lost all the same: the backend was unreachable for longer than the lease, the process was
+/// A lease can still be lost: the backend was unreachable for longer than the lease, the process was
 /// suspended, the queue was purged. Then another consumer may have the message, and the work may be done twice.
 /// A handler can check [`is_lost`](Self::is_lost) before it does what cannot be undone, or wait for
 /// [`lost`](Self::lost) beside its work.
@@ -34,7 +34,7 @@ use tokio::sync::Notify;
 pub struct Heartbeat(pub(crate) Arc<Lease>);
 
 impl Heartbeat {
-    /// A heartbeat without a delivery, whose lease is never lost: for tests of handlers.
+    /// Creates a heartbeat without a delivery, whose lease is never lost: for tests of handlers.
     pub fn detached() -> Self {
         Self(Arc::new(Lease::default()))
     }

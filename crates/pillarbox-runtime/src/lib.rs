@@ -73,6 +73,6 @@ pub use hooks::FailedAttempt;
 pub use outcome::{BoxError, Failure, FailureKind, Outcome};
 pub use producer::ProducerHandle;
 pub use router::Router;
-pub use runnable::Runnable;
+pub use runnable::{LoopFailure, Runnable};
 pub use running::Running;
 pub use worker::{NoHandler, Ready, ReadyWorker, Worker};

@@ -191,9 +191,9 @@ pub(crate) struct PoolMetrics {
 impl PoolMetrics {
     pub(crate) fn new(name: &str) -> Self {
         Self {
-            in_flight: gauge!("pillarbox.messages.in_flight", "group" => name.to_owned()),
-            workers: gauge!("pillarbox.workers", "group" => name.to_owned()),
-            sent: counter!("pillarbox.messages.sent", "group" => name.to_owned()),
+            in_flight: gauge!("pillarbox.messages.in_flight", "pool" => name.to_owned()),
+            workers: gauge!("pillarbox.workers", "pool" => name.to_owned()),
+            sent: counter!("pillarbox.messages.sent", "pool" => name.to_owned()),
         }
     }
 

@@ -6,6 +6,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use pillarbox_core::internal::panic_text;
+
 /// An error of any kind, as Tower passes them.
 pub type BoxError = Box<dyn StdError + Send + Sync + 'static>;
 
@@ -214,15 +216,6 @@ impl Carried {
     }
 }
 
-/// Returns the message of a panic.
-pub(crate) fn panic_text(payload: &(dyn Any + Send)) -> &str {
-    payload
-        .downcast_ref::<&str>()
-        .copied()
-        .or_else(|| payload.downcast_ref::<String>().map(String::as_str))
-        .unwrap_or("the panic has no message")
-}
-
 /// Truncates the text of an error to what is stored of it, so that no dead letter or reply is too long.
 pub(crate) fn truncate_error(text: &str) -> String {
     text.chars().take(2_000).collect()
@@ -301,7 +294,7 @@ impl fmt::Display for FailureKind {
 }
 
 impl Failure {
-    /// A failure with an error of a known type. A boxed `Failure` is returned as it is.
+    /// Creates a failure with an error of a known type. A boxed `Failure` is returned as it is.
     pub fn of<E: Into<BoxError> + 'static>(error: E) -> Self {
         let type_name = std::any::type_name::<E>();
         let error = match Carried::new(error) {
@@ -319,13 +312,13 @@ impl Failure {
         Self { kind, type_name: kind.as_str(), error: Carried::Boxed(error.into()) }
     }
 
-    /// A failure with the payload of a panic.
+    /// Creates a failure from the payload of a panic.
     pub(crate) fn panic(payload: &(dyn Any + Send)) -> Self {
-        let said = panic_text(payload);
-        Self::new(FailureKind::Panic, format!("the handler panicked: {said}"))
+        let text = panic_text(payload);
+        Self::new(FailureKind::Panic, format!("the handler panicked: {text}"))
     }
 
-    /// The failure of a service stack that returned this error.
+    /// Returns the failure of a service stack that returned this error.
     pub(crate) fn from_service(error: BoxError) -> Self {
         match error.downcast::<Self>() {
             Ok(failure) => *failure,
@@ -448,8 +441,8 @@ mod tests {
         let bare = Err::<(), _>(anyhow::Error::new(OutOf("tape"))).into_outcome();
         let failure = Failure::from_service(bare.unwrap_err());
         assert!(failure.is::<OutOf>() && failure.to_string() == "out of tape");
-        let told = Err::<(), _>(Packing(OutOf("tape"))).context("order 7").into_outcome();
-        let failure = Failure::from_service(told.unwrap_err());
+        let outcome = Err::<(), _>(Packing(OutOf("tape"))).context("order 7").into_outcome();
+        let failure = Failure::from_service(outcome.unwrap_err());
         assert!(failure.is::<Packing>() && failure.is_caused_by::<OutOf>());
         let chain: Vec<_> = failure.chain().map(ToString::to_string).collect();
         assert_eq!(chain, ["order 7", "cannot pack", "out of tape"]);
@@ -467,9 +460,9 @@ mod tests {
 
     #[test]
     fn the_text_of_a_panic_is_its_message() {
-        let told = |payload: Box<dyn Any + Send>| Failure::panic(&*payload).to_string();
-        assert_eq!(told(Box::new("static")), "the handler panicked: static");
-        assert_eq!(told(Box::new("owned".to_owned())), "the handler panicked: owned");
-        assert_eq!(told(Box::new(7)), "the handler panicked: the panic has no message");
+        let text = |payload: Box<dyn Any + Send>| Failure::panic(&*payload).to_string();
+        assert_eq!(text(Box::new("static")), "the handler panicked: static");
+        assert_eq!(text(Box::new("owned".to_owned())), "the handler panicked: owned");
+        assert_eq!(text(Box::new(7)), "the handler panicked: the panic has no message");
     }
 }

@@ -25,7 +25,7 @@ pub(crate) struct Pulse {
 }
 
 impl Pulse {
-    /// Starts watching: the driver makes a turn at least this often.
+    /// Starts watching: the driver makes a turn at least once in this time.
     pub(crate) fn watch(&self, turn_within: Duration) {
         let nanos = u64::try_from(turn_within.as_nanos()).unwrap_or(u64::MAX);
         self.turn_within.store(nanos.max(1), Ordering::Relaxed);
@@ -35,7 +35,7 @@ impl Pulse {
         self.turn_within.load(Ordering::Relaxed) > 0
     }
 
-    /// Returns the longest time between two turns of the driver, if somebody watches.
+    /// Returns the longest time between two turns of the driver, if a watchdog watches it.
     pub(crate) fn turn_within(&self) -> Option<Duration> {
         let nanos = self.turn_within.load(Ordering::Relaxed);
         (nanos > 0).then(|| Duration::from_nanos(nanos))

@@ -119,8 +119,8 @@ impl Metadata {
         Self { message, queue, receipt, lease }
     }
 
-    /// Metadata of a message that is in no queue, for tests of handlers: with a new id and an empty body, sent just
-    /// now to a queue called `detached`, and delivered for the first time.
+    /// Creates metadata of a message that is in no queue, for tests of handlers: with a new id and an empty body, sent
+    /// just now to a queue called `detached`, and delivered for the first time.
     ///
     /// ```
     /// use pillarbox_runtime::handler::Metadata;
@@ -141,8 +141,8 @@ impl Metadata {
         Self::detached_from(queue, message)
     }
 
-    /// Metadata of this message, as if it had been received from `queue`, for tests of handlers. The message is a
-    /// [`RawMessage`], or an `Injected` of `pillarbox-testing`.
+    /// Creates metadata of this message, as if it had been received from `queue`, for tests of handlers. The message
+    /// is a [`RawMessage`], or an `Injected` of `pillarbox-testing`.
     ///
     /// ```
     /// use pillarbox_core::{MessageId, RawMessage, Timestamp};

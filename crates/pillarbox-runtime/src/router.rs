@@ -44,7 +44,7 @@ pub struct Router<R = (), C = ()> {
 }
 
 impl<R: 'static, C: Send + Sync + 'static> Router<R, C> {
-    /// A router without handlers.
+    /// Creates a router without handlers.
     pub fn new() -> Self {
         Self { kinds: BTreeMap::new() }
     }

@@ -110,7 +110,7 @@ pub trait Runnable: Sized + Send + 'static {
     ///
     /// # Errors
     ///
-    /// Those of [`run`](Self::run), and [`Error::InvalidParameter`] if only delayed messages are left and the clock
+    /// Those of [`run`](Self::run), and [`Error::InvalidParameter`] if only delayed messages remain and the clock
     /// of the backend has not moved for 5 seconds. That is a manual clock, such as that of a `FakeMailbox`, which
     /// the test does not advance.
     fn run_until_empty(self) -> impl Future<Output = Result<StatsSnapshot, Self::Error>> {
@@ -130,7 +130,7 @@ pub trait Runnable: Sized + Send + 'static {
     /// # orders.send_batch(&[1, 2, 3]).await?.all()?;
     /// # Worker::new(orders.clone()).dead_letters(DlqPolicy::new())
     /// #     .handler(|_: u32| async { Outcome::reject("no") }).run_until_empty().await?;
-    /// // Replays some, and leaves the others to somebody else.
+    /// // Replays some, and leaves the others for later.
     /// let dead: Mailbox<DeadLetter<u32>> = backend.mailbox("orders-dlq")?;
     /// let consumer = DlqConsumer::new(dead.clone(), |letter: DeadLetter<u32>| async move {
     ///     if letter.body == 2 { DlqAction::replay() } else { DlqAction::leave() }

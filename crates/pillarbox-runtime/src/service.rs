@@ -39,12 +39,12 @@ impl ServiceStackOptions {
     /// The default timeout of a call.
     pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(30);
 
-    /// No layers.
+    /// Creates options without layers.
     pub const fn none() -> Self {
         Self { load_shed: false, buffer: None, timeout: None, concurrency_limit: None }
     }
 
-    /// The default of a [`Worker`](crate::Worker): the timeout alone. Each worker handles one delivery at a time
+    /// Creates the default options of a [`Worker`](crate::Worker): the timeout alone. Each worker handles one delivery at a time
     /// and has its own prefetched ones, which does the job of a limit and a buffer.
     pub const fn worker() -> Self {
         Self { timeout: Some(Self::DEFAULT_TIMEOUT), ..Self::none() }

@@ -126,7 +126,7 @@ pub struct Latency {
 }
 
 impl StatsSnapshot {
-    /// The statistics before the start, of queues and the time that one receive waits at each.
+    /// Creates the statistics before the start, of queues and the time that one receive waits at each.
     pub(crate) fn new(queues: impl Iterator<Item = (QueueName, Duration)>) -> Self {
         Self {
             state: State::Starting,

@@ -14,7 +14,7 @@ const TRACESTATE: &str = "tracestate";
 ///
 /// The span of a first attempt is a child of the span that sent the message. That of a later attempt is a trace of
 /// its own with a link to it, so that a message that is retried for an hour does not make a trace of an hour. A
-/// [`Tracer`] gets this as a [`Kinship`].
+/// [`Tracer`] gets this as a [`SpanRelation`].
 ///
 /// ```
 /// use pillarbox_core::SendOptions;
@@ -135,7 +135,7 @@ impl fmt::Display for TraceContext {
 
 /// The relation of the span of a delivery to the span of its sender.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kinship<'a> {
+pub enum SpanRelation<'a> {
     /// A child, for the first attempt.
     Child(&'a TraceContext),
     /// A trace of its own with a link, for later attempts.
@@ -145,7 +145,7 @@ pub enum Kinship<'a> {
 /// Connects the spans of this process to those of others, by a tracing system. See the example `opentelemetry`.
 pub trait Tracer: Send + Sync + 'static {
     /// Sets the relation of the span of a delivery, before it is entered.
-    fn join(&self, span: &tracing::Span, kinship: Kinship<'_>);
+    fn join(&self, span: &tracing::Span, relation: SpanRelation<'_>);
 
     /// Returns the context of a message sent within `span`. `None` for that of the message being handled.
     fn context(&self, span: &tracing::Span) -> Option<TraceContext>;

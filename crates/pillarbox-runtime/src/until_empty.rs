@@ -12,12 +12,12 @@ use crate::control::Control;
 pub(crate) const INTERVAL: Duration = Duration::from_millis(20);
 /// Interval for [`run_iterations`](crate::Runnable::run_iterations), which is mostly for tests.
 pub(crate) const SHORT_INTERVAL: Duration = Duration::from_millis(5);
-/// Time for which the clock of a backend may stand still while delayed messages wait for it. A test that advances a
-/// manual clock does so within it.
-const MAX_STANDSTILL: Duration = Duration::from_secs(5);
+/// Time after which a clock that has not moved while delayed messages wait for it is an error. A test that advances
+/// a manual clock does so sooner.
+const MAX_STOPPED: Duration = Duration::from_secs(5);
 
-/// Waits until the workers have nothing in flight and nothing is `remaining` in their queues. Fails if that would
-/// never happen: see [`StoppedClock`].
+/// Waits until the workers have nothing in flight and `remaining` returns 0 for each of their queues. Fails if that
+/// would never happen: see [`StoppedClock`].
 pub(crate) async fn wait(
     control: &Control,
     interval: Duration,
@@ -37,7 +37,7 @@ pub(crate) async fn wait(
     }
 }
 
-/// Returns whether nothing is remaining in the queues. A queue that does not answer is not empty.
+/// Returns whether `remaining` is 0 for all queues. A queue that does not answer is not empty.
 async fn are_empty(
     queues: &[Arc<dyn Queue>],
     clocks: &mut [StoppedClock],
@@ -54,15 +54,15 @@ async fn are_empty(
     Ok(are_empty)
 }
 
-/// Detects a manual clock that a test forgot to advance: it stands still while only delayed messages are left.
+/// Detects a manual clock that a test forgot to advance: it does not move while only delayed messages remain.
 #[derive(Debug, Clone, Copy, Default)]
 struct StoppedClock {
-    /// The last time that it showed, and since when.
+    /// The last time that the clock showed, and since when it has shown it.
     seen: Option<(Timestamp, Instant)>,
 }
 
 impl StoppedClock {
-    /// Fails if the clock has stood still for too long.
+    /// Fails if the clock has not moved for too long.
     fn check(&mut self, queue: &QueueName, counts: Option<Counts>, now: Instant) -> Result<()> {
         let is_waiting =
             |counts: &Counts| counts.delayed > 0 && counts.ready == 0 && counts.in_flight == 0;
@@ -70,16 +70,16 @@ impl StoppedClock {
         let shows = counts.and_then(|counts| counts.counted_at);
         match (self.seen, shows) {
             (Some((at, since)), Some(shows)) if at == shows => {
-                if now - since < MAX_STANDSTILL {
+                if now - since < MAX_STOPPED {
                     return Ok(());
                 }
                 let delayed = counts.map_or(0, |counts| counts.delayed);
                 let value = format!(
-                    "it stands still at {at}, and {delayed} delayed message{} for it",
+                    "stopped at {at} while {delayed} delayed message{} for it",
                     if delayed == 1 { " waits" } else { "s wait" }
                 );
-                let allowed = "a clock that moves. A test moves it by hand: FakeMailbox::advance or \
-                     ManualClock::advance, beside the run; or it retries without a delay: \
+                let allowed = "a clock that moves. A test advances it while the worker runs, by \
+                     FakeMailbox::advance or ManualClock::advance, or retries without a delay: \
                      Worker::retry(Backoff::none())";
                 Err(Error::invalid(Some(queue), "clock", value, allowed))
             }
@@ -96,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_clock_that_stands_still_is_reported_after_a_while_and_one_that_moves_never() {
+    fn a_stopped_clock_is_reported_and_one_that_moves_is_not() {
         let queue = QueueName::new("orders").unwrap();
         let counts = |ready, delayed, at| {
             Some(Counts::new(ready, 0, delayed).with_counted_at(Some(Timestamp::from_secs(at))))
@@ -107,13 +107,13 @@ mod tests {
         for (seconds, seen) in [
             (0, counts(0, 1, 0)),
             (4, counts(0, 1, 0)),
-            // It is moved.
+            // The clock is advanced.
             (5, counts(0, 1, 60)),
             (9, counts(0, 1, 60)),
-            // Somebody has something to do.
+            // A message is ready.
             (10, counts(1, 1, 60)),
             (11, counts(0, 2, 60)),
-            // It cannot be asked, or does not tell.
+            // The queue does not answer, or does not report the time.
             (16, None),
             (17, counts(0, 2, 60)),
             (22, Some(Counts::new(0, 0, 2))),

@@ -22,7 +22,7 @@ use crate::producer::SendChannel;
 use crate::pulse::WorkerPulse;
 use crate::request::{Metadata, WorkerId};
 use crate::retry_policy::RetryPolicy;
-use crate::trace::{Kinship, TraceContext};
+use crate::trace::{SpanRelation, TraceContext};
 use crate::verdict::Verdict;
 
 /// The error of a handler that returned `Outcome::settled()` without having acknowledged its message.
@@ -204,9 +204,10 @@ fn join_trace(
 ) -> bool {
     span.record("trace_id", trace.trace_id());
     let Some(tracer) = &sends.tracer else { return true };
-    let kinship = if attempt <= 1 { Kinship::Child(trace) } else { Kinship::Link(trace) };
+    let relation =
+        if attempt <= 1 { SpanRelation::Child(trace) } else { SpanRelation::Link(trace) };
     // A failure of tracing must not keep a message from being handled.
-    std::panic::catch_unwind(AssertUnwindSafe(|| tracer.join(span, kinship))).is_ok()
+    std::panic::catch_unwind(AssertUnwindSafe(|| tracer.join(span, relation))).is_ok()
 }
 
 /// Records in its span how a delivery ended.

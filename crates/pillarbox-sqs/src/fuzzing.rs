@@ -39,7 +39,7 @@ pub fn is_sensible(options: &SqsOptions) -> bool {
         && usage.tries > 0
 }
 
-/// Returns the name of the queue for dead letters of `source`, and whether it is recognized as one.
+/// Returns the name of the dead-letter queue of `source`, and whether it is recognized as one.
 pub fn dead_letter_name(source: &QueueName) -> Result<(QueueName, bool)> {
     let name = crate::redrive::dead_letter_name(source)?;
     let is_recognized = crate::redrive::is_dead_letter_name(&name);

@@ -41,7 +41,7 @@ pub(crate) fn write(target: String, deliveries: u32) -> String {
     serde_json::to_string(&policy).unwrap_or_default()
 }
 
-/// Returns the name of the queue for dead letters of `source`. That of a FIFO queue is a FIFO queue:
+/// Returns the name of the dead-letter queue of `source`. That of a FIFO queue is a FIFO queue:
 /// `orders.fifo` has `orders-dlq.fifo`.
 pub(crate) fn dead_letter_name(source: &QueueName) -> Result<QueueName> {
     match source.as_str().strip_suffix(FIFO_SUFFIX) {

@@ -22,7 +22,7 @@ pub struct Child {
 }
 
 impl Child {
-    /// Starts the ignored test `role` of this binary, which reads its assignment with [`told`].
+    /// Starts the ignored test `role` of this binary, which reads its assignment with [`assignment`].
     ///
     /// # Panics
     ///
@@ -171,7 +171,7 @@ pub(crate) fn send_signal(pid: u32, name: &str) {
 
 /// Returns the place and the task that the parent assigned to this child, or `None` if this process is
 /// not a child.
-pub fn told() -> Option<(String, String)> {
+pub fn assignment() -> Option<(String, String)> {
     Some((std::env::var(PLACE).ok()?, std::env::var(TASK).ok()?))
 }
 

@@ -76,7 +76,7 @@ async fn main() -> anyhow::Result<()> {
         // For conditions that the rules above cannot express: trial customers have one attempt.
         .decide(|failed: &FailedDelivery<'_>| match failed.json::<Charge>() {
             Some(charge) if charge.customer == "trial" => Decision::DeadLetter,
-            _ => Decision::Usual,
+            _ => Decision::Default,
         });
     let stats = Worker::new(charges)
         .retry(Backoff::constant(Duration::from_millis(1)))

@@ -24,7 +24,7 @@ use opentelemetry_sdk::trace::{InMemorySpanExporter, SdkTracerProvider, SpanData
 use pillarbox::Event;
 use pillarbox::handler::Attempt;
 use pillarbox::prelude::*;
-use pillarbox::trace::{Kinship, TraceContext, Tracer};
+use pillarbox::trace::{SpanRelation, TraceContext, Tracer};
 use tracing::{Instrument, Span};
 use tracing_opentelemetry::OpenTelemetrySpanExt;
 use tracing_subscriber::filter::LevelFilter;
@@ -38,15 +38,15 @@ struct OpenTelemetry {
 }
 
 impl Tracer for OpenTelemetry {
-    fn join(&self, span: &Span, kinship: Kinship<'_>) {
-        let (Kinship::Child(sender) | Kinship::Link(sender)) = kinship;
+    fn join(&self, span: &Span, relation: SpanRelation<'_>) {
+        let (SpanRelation::Child(sender) | SpanRelation::Link(sender)) = relation;
         let mut carrier = HashMap::from([("traceparent".into(), sender.traceparent().to_owned())]);
         carrier.extend(sender.tracestate().map(|state| ("tracestate".into(), state.to_owned())));
         let sender = self.propagator.extract(&carrier);
-        match kinship {
+        match relation {
             // Fails only if OpenTelemetry does not record the span.
-            Kinship::Child(_) => drop(span.set_parent(sender)),
-            Kinship::Link(_) => span.add_link(sender.span().span_context().clone()),
+            SpanRelation::Child(_) => drop(span.set_parent(sender)),
+            SpanRelation::Link(_) => span.add_link(sender.span().span_context().clone()),
         }
     }
 

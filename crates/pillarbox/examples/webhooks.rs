@@ -362,7 +362,7 @@ async fn main() -> Result<(), BoxError> {
     // Every event is marked as delivered once, or it is a dead letter.
     let delivered = events.count("deliveries = 1 AND dead = 0")?;
     let dead = events.count("deliveries = 0 AND dead = 1")?;
-    let letters = Dlq::open(&backend, "deliveries-dlq")?.summary(|_| true).await?.letters;
+    let letters = Dlq::open(&backend, "deliveries-dlq")?.summary(|_| true).await?.dead_letters;
     let attempts: u64 = report.loops.iter().map(|one| one.stats.processed).sum();
     println!("{total} events: {delivered} delivered, {dead} dead letters, {attempts} attempts");
     assert_eq!((delivered, dead, letters), (20, 10, 10));

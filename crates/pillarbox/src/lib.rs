@@ -103,9 +103,9 @@ pub use pillarbox_redis as redis;
 #[cfg(feature = "runtime")]
 pub use pillarbox_runtime::{
     About, Backoff, BoxError, Control, DlqAction, DlqConsumer, Event, Events, FailedAttempt,
-    Failure, FailureKind, IntoDlqAction, NoHandler, Outcome, ProducerHandle, Ready, ReadyWorker,
-    Router, Runnable, Running, Worker, dead_letters, group, handler, loops, service, stats, tower,
-    trace,
+    Failure, FailureKind, IntoDlqAction, LoopFailure, NoHandler, Outcome, ProducerHandle, Ready,
+    ReadyWorker, Router, Runnable, Running, Worker, dead_letters, group, handler, loops, service,
+    stats, tower, trace,
 };
 #[cfg(feature = "sqlite")]
 pub use pillarbox_sqlite as sqlite;

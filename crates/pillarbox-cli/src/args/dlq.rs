@@ -35,7 +35,7 @@ pub(crate) enum DlqCommand {
     List(DlqList),
     /// Show one dead letter in full.
     Show(DlqShow),
-    /// Group dead letters by error; defaults to all queues that end in `-dlq`.
+    /// Group dead letters by error; defaults to all dead-letter queues.
     Stats(DlqStats),
     /// Send messages back to their queues; safe to kill and run again.
     Replay(DlqReplay),
@@ -82,7 +82,7 @@ pub(crate) struct Filters {
 #[derive(Debug, Args)]
 #[command(after_help = JSON_PATHS)]
 pub(crate) struct DlqList {
-    /// Queue of dead letters.
+    /// Dead-letter queue.
     pub(crate) queue: QueueName,
     /// Maximum number of dead letters.
     #[arg(long, short = 'n', default_value_t = 20, value_parser = at_least_one)]
@@ -93,7 +93,7 @@ pub(crate) struct DlqList {
 
 #[derive(Debug, Args)]
 pub(crate) struct DlqShow {
-    /// Queue of dead letters.
+    /// Dead-letter queue.
     pub(crate) queue: QueueName,
     /// Id of the message or of the dead letter.
     pub(crate) id: MessageId,
@@ -105,7 +105,7 @@ pub(crate) struct DlqShow {
 #[derive(Debug, Args)]
 #[command(after_help = JSON_PATHS)]
 pub(crate) struct DlqStats {
-    /// Queues of dead letters; defaults to an overview of all queues that end in `-dlq`.
+    /// Dead-letter queues; defaults to an overview of all queues with a default name, such as `orders-dlq`.
     pub(crate) queues: Vec<QueueName>,
     /// Maximum number of errors per queue.
     #[arg(long, value_name = "N", default_value_t = 10, value_parser = at_least_one)]
@@ -129,7 +129,7 @@ pub(crate) struct DlqStats {
     order.\n\nWithout a filter or --max it asks for confirmation, unless --yes is given.\n\n{JSON_PATHS}"
 ))]
 pub(crate) struct DlqReplay {
-    /// Queue of dead letters.
+    /// Dead-letter queue.
     pub(crate) queue: QueueName,
     /// Maximum number of messages; defaults to all.
     #[arg(long, short = 'n', value_parser = at_least_one)]
@@ -168,7 +168,7 @@ pub(crate) struct DlqReplay {
     everything. Dead letters in flight stay, and so do delayed ones unless --delayed is given.\n\n{JSON_PATHS}"
 ))]
 pub(crate) struct DlqDiscard {
-    /// Queue of dead letters.
+    /// Dead-letter queue.
     pub(crate) queue: QueueName,
     /// Maximum number of dead letters; defaults to all.
     #[arg(long, short = 'n', value_parser = at_least_one)]

@@ -67,7 +67,7 @@ pub(crate) enum ResubmitArg {
     /// Samples without a result; if their requests are not lost, the work is done twice.
     Missing,
     /// Samples that became dead letters.
-    Died,
+    DeadLettered,
     /// Samples whose result has no score: failed or dead-lettered.
     Unscored,
     /// Samples with a result that did not pass, for any reason.
@@ -78,7 +78,7 @@ impl From<ResubmitArg> for Resubmit {
     fn from(which: ResubmitArg) -> Self {
         match which {
             ResubmitArg::Missing => Self::Missing,
-            ResubmitArg::Died => Self::Died,
+            ResubmitArg::DeadLettered => Self::DeadLettered,
             ResubmitArg::Unscored => Self::Unscored,
             ResubmitArg::NotPassed => Self::NotPassed,
         }

@@ -52,8 +52,8 @@ struct MoveJson<'a> {
     refused: u64,
     /// Copies whose originals could not be acknowledged.
     duplicates: u64,
-    /// `None` if the source is unreachable.
-    left: Option<u64>,
+    /// Messages in the source; `None` if it is unreachable.
+    remaining: Option<u64>,
 }
 
 pub(crate) async fn run(context: &mut Context, args: args::Move) -> Result<()> {
@@ -148,19 +148,19 @@ async fn print_summary(context: &mut Context, args: &args::Move, mover: &Mover<'
         ));
     }
     // If the source is unreachable, the error is printed after this.
-    let left = mover.source.counts().await.ok().map(|counts| counts.total());
+    let remaining = mover.source.counts().await.ok().map(|counts| counts.total());
     if context.out.is_json() {
         let (queue, dest_queue, renamed) = (&args.queue, &args.to_queue, mover.renamed);
-        let line = MoveJson { queue, dest_queue, moved, renamed, refused, duplicates, left };
+        let line = MoveJson { queue, dest_queue, moved, renamed, refused, duplicates, remaining };
         return context.out.json(&line);
     }
-    let left = match left {
-        Some(0) => "; none left".to_owned(),
-        Some(left) => format!("; {left} left"),
+    let remaining = match remaining {
+        Some(0) => "; none remaining".to_owned(),
+        Some(number) => format!("; {number} remaining"),
         None => String::new(),
     };
     let moved = text::count(moved, "message");
-    context.out.line(&format!("{moved} moved to '{}' at {}{left}", args.to_queue, args.to_url))
+    context.out.line(&format!("{moved} moved to '{}' at {}{remaining}", args.to_queue, args.to_url))
 }
 
 struct Mover<'a> {
@@ -542,8 +542,8 @@ mod tests {
         assert_eq!((mover.moved, mover.refused.len(), mover.reasons.len()), (45, 15, MAX_REASONS));
         assert!(mover.reasons[0].to_string().contains("body"), "{}", mover.reasons[0]);
         assert_eq!(bodies(&target).await.len(), 45);
-        let left = source.counts().await.unwrap();
-        assert_eq!((left.ready, left.in_flight), (15, 0), "they are ready again");
+        let counts = source.counts().await.unwrap();
+        assert_eq!((counts.ready, counts.in_flight), (15, 0), "they are ready again");
     }
 
     #[tokio::test]

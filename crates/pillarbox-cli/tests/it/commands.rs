@@ -175,7 +175,7 @@ fn dump_continues_past_a_damaged_page_and_reports_what_is_missing() {
     assert_eq!(written.union(&missing).cloned().collect::<BTreeSet<_>>(), all);
     assert!(run.stderr.contains("this dump is incomplete"), "{}", run.stderr);
     assert_eq!(run.stdout.matches("\"state\":\"in_flight\"").count() + missing.len(), 500);
-    assert_ne!(place.run("peek orders --max 1000").code, 0, "who looks at all of it is told");
+    assert_ne!(place.run("peek orders --max 1000").code, 0, "a peek at all of it fails");
 
     // Without the index of ids it is unknown which are missing.
     damage(&file, "pillarbox_message_id");

@@ -196,19 +196,19 @@ fn errors_are_grouped_and_counted() {
     ]));
     let stats = lines(&place.ok("dlq stats orders-dlq --json --top 2")).remove(0);
     let count = |name: &str| stats[name].as_u64().unwrap();
-    assert_eq!(["letters", "others", "replayed", "unreadable"].map(count), [4, 0, 2, 1]);
+    assert_eq!(["dead_letters", "others", "replayed", "unreadable"].map(count), [4, 0, 2, 1]);
     assert_eq!((count("further"), &stats["unreadable_ids"]), (1, &json!([id(105)])));
     let first = &stats["errors"][0];
     assert_eq!((&first["count"], &first["share"]), (&2.into(), &0.5.into()));
     assert_eq!(first["last_message_id"], id(2));
     assert!(first["first_at"].is_string() && first["last_age_seconds"].as_f64() > Some(172_800.0));
     let overview = lines(&place.ok("dlq stats --json"));
-    assert_eq!((overview.len(), &overview[0]["letters"]), (1, &4.into()));
+    assert_eq!((overview.len(), &overview[0]["dead_letters"]), (1, &4.into()));
     let none = Place::new();
     none.ok("send orders x");
     let run = none.run("dlq stats");
     assert_eq!((run.code, run.stdout.as_str()), (0, ""));
-    assert!(run.stderr.contains("no queue that ends in -dlq"), "{run:?}");
+    assert!(run.stderr.contains("no dead-letter queue with a default name"), "{run:?}");
 }
 
 #[test]
@@ -266,12 +266,12 @@ fn every_command_applies_the_same_filters() {
     ] {
         assert_eq!(listed(&place, filter), expected, "{filter}");
         let stats = lines(&place.ok(&format!("dlq stats orders-dlq --json {filter}"))).remove(0);
-        assert_eq!(stats["letters"], expected.len(), "{filter}");
+        assert_eq!(stats["dead_letters"], expected.len(), "{filter}");
         for (command, done) in [("replay --max-replays 9", "replayed"), ("discard", "discarded")] {
             let line = format!("dlq {command} orders-dlq --dry-run --json {filter}");
             let rehearsed = lines(&place.ok(&line)).remove(0);
             assert_eq!(rehearsed[done], expected.len(), "{filter}: {rehearsed}");
-            assert_eq!(rehearsed["left"], 4 - expected.len(), "{filter}: {rehearsed}");
+            assert_eq!(rehearsed["skipped"], 4 - expected.len(), "{filter}: {rehearsed}");
         }
     }
     for ids in [[id(1), id(3)], [id(101), id(3)], [id(101), id(103)]] {
@@ -627,7 +627,7 @@ async fn measure(url: &str, number: u32) -> Vec<u64> {
     let place = Place::new();
     fill(url, number).await;
     let commands = [
-        ("dlq stats orders-dlq --json", "letters", number),
+        ("dlq stats orders-dlq --json", "dead_letters", number),
         ("dlq replay orders-dlq --json --json-path $.tenth=7", "replayed", number / 10),
     ];
     let mut peaks = Vec::new();

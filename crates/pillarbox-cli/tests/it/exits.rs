@@ -27,13 +27,13 @@ fn done_is_0() {
 fn an_error_is_1_and_says_what_was_tried_and_what_to_do() {
     let place = Place::new().with_orders();
     let receipt = format!("{}.AAAAAAAAAAAAAAAA", id(1));
-    std::fs::write(place.path().join("letter.txt"), "Dear diary, ".repeat(500)).unwrap();
+    std::fs::write(place.path().join("diary.txt"), "Dear diary, ".repeat(500)).unwrap();
     std::fs::write(place.path().join("bad.jsonl"), "{\"body\":1}\n{\"body\":2\n").unwrap();
     std::fs::write(place.path().join("odd.jsonl"), "[1]\n").unwrap();
     for (line, says) in [
         ("queues --url sqlite:nothing.db", vec!["there is no file", "nothing.db"]),
         ("queues --url sqlite:no/where.db", vec!["create the directory first"]),
-        ("send q x --url sqlite:letter.txt", vec!["is not a SQLite database", "not touched"]),
+        ("send q x --url sqlite:diary.txt", vec!["is not a SQLite database", "not touched"]),
         (&format!("ack orders {receipt}"), vec!["no longer valid", "'orders'"]),
         (&format!("nack orders {receipt}"), vec!["no longer valid"]),
         (&format!("extend orders {receipt} 5m"), vec!["no longer valid"]),
@@ -57,8 +57,8 @@ fn an_error_is_1_and_says_what_was_tried_and_what_to_do() {
     // Nothing was created or changed.
     assert_eq!(place.ok("queues"), "orders\n");
     assert!(!place.path().join("nothing.db").exists());
-    let letter = std::fs::read_to_string(place.path().join("letter.txt")).unwrap();
-    assert_eq!(letter, "Dear diary, ".repeat(500));
+    let diary = std::fs::read_to_string(place.path().join("diary.txt")).unwrap();
+    assert_eq!(diary, "Dear diary, ".repeat(500));
 }
 
 #[test]

@@ -70,7 +70,7 @@ async fn a_move_that_is_killed_20_times_loses_and_duplicates_nothing() {
         }
     }
     let last = place.ok("move jobs sqlite:other.db jobs --visibility 1s");
-    assert!(last.ends_with("none left\n"), "{last}");
+    assert!(last.ends_with("none remaining\n"), "{last}");
     assert_eq!(place.ok("dump jobs"), "");
     assert_eq!(messages(&place.ok("--url sqlite:other.db dump jobs")), before);
     println!("{kills} kills, {both} messages were at both places when one came");
@@ -123,7 +123,7 @@ fn messages_in_flight_or_delayed_are_waited_for() {
     place.ok("send jobs 2 --delay 700ms");
     place.ok("receive jobs --visibility 900ms");
     let moved = place.ok("move jobs sqlite:other.db jobs --json");
-    let expected = "\"moved\":2,\"renamed\":0,\"refused\":0,\"duplicates\":0,\"left\":0";
+    let expected = "\"moved\":2,\"renamed\":0,\"refused\":0,\"duplicates\":0,\"remaining\":0";
     assert!(moved.contains(expected), "{moved}");
 }
 
@@ -139,7 +139,7 @@ fn an_interrupted_move_finishes_its_batch_and_explains_how_to_continue() {
     signal(&child, "INT");
     let run = finish(child);
     assert_eq!(run.code, 130, "{run:?}");
-    assert_eq!(run.stdout, "1 message moved to 'jobs' at sqlite:other.db; 1 left\n");
+    assert_eq!(run.stdout, "1 message moved to 'jobs' at sqlite:other.db; 1 remaining\n");
     assert!(run.stderr.contains("run the same command again"), "{run:?}");
     assert!(place.ok("stats jobs --json").contains("\"in_flight\":0,\"delayed\":1"));
 }
@@ -177,7 +177,7 @@ fn if_the_target_fails_the_messages_stay() {
     let here = messages(&place.ok("dump jobs"));
     assert!(!here.is_empty() && !there.is_empty(), "{} here, {} there", here.len(), there.len());
     assert!(before.keys().all(|id| here.contains_key(id) || there.contains_key(id)));
-    assert!(run.stdout.contains(&format!("{} left", here.len())), "{run:?}");
+    assert!(run.stdout.contains(&format!("{} remaining", here.len())), "{run:?}");
     place.ok("move jobs sqlite:other.db jobs --visibility 1s");
     assert_eq!(messages(&place.ok("--url sqlite:other.db dump jobs")), before);
 }

@@ -9,11 +9,11 @@ use crate::result::Status;
 
 impl EvalReport {
     /// Returns the report as JUnit XML: an experiment is a test suite, a sample is a test case. A sample that did not
-    /// pass is a failure; one that failed, died or is missing is an error.
+    /// pass is a failure; one that failed, was dead-lettered or is missing is an error.
     pub fn to_junit(&self) -> String {
         let mut xml = String::from("<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n");
         let errors = |of: &dyn Fn(Status) -> usize| {
-            of(Status::Failed) + of(Status::Died) + of(Status::Missing)
+            of(Status::Failed) + of(Status::DeadLettered) + of(Status::Missing)
         };
         // Writing to a String cannot fail.
         let _ = writeln!(
@@ -52,7 +52,7 @@ impl EvalReport {
                         continue;
                     }
                     Status::NotPassed => "failure",
-                    Status::Failed | Status::Died | Status::Missing => "error",
+                    Status::Failed | Status::DeadLettered | Status::Missing => "error",
                 };
                 let known = failures.get(&(&*experiment.name, &*sample.sample_id));
                 let (status, label) = (sample.status.as_str(), sample.status.label());

@@ -67,7 +67,7 @@ pub struct EvalReport {
     /// Samples that did not pass, for any reason, in full: the first 1000, up to about 32 MiB.
     pub failures: Vec<FailedSample>,
     /// Number of other samples that did not pass.
-    pub failures_left_out: usize,
+    pub failures_omitted: usize,
     /// All samples, without their contents.
     pub samples: Vec<SampleReport>,
 }
@@ -85,7 +85,7 @@ pub struct Tally {
     /// Samples without a score because the adapter or the evaluator failed.
     pub failed: usize,
     /// Samples that became dead letters.
-    pub died: usize,
+    pub dead_lettered: usize,
     /// Samples without a result.
     pub missing: usize,
     /// Share of samples with a result that passed.
@@ -107,7 +107,7 @@ impl Tally {
             Status::Passed => self.passed,
             Status::NotPassed => self.not_passed,
             Status::Failed => self.failed,
-            Status::Died => self.died,
+            Status::DeadLettered => self.dead_lettered,
             Status::Missing => self.missing,
         }
     }
@@ -229,14 +229,14 @@ impl EvalRun {
         });
         let whole = tally(&samples);
         let mut failures = Vec::new();
-        let mut failures_left_out = 0;
+        let mut failures_omitted = 0;
         let mut bytes = 0;
         for (index, sample) in samples.iter().enumerate() {
             if sample.status == Status::Passed {
                 continue;
             }
             if failures.len() == MAX_FAILURES || bytes > MAX_BYTES {
-                failures_left_out += 1;
+                failures_omitted += 1;
                 continue;
             }
             let failed = failed(self, index, sample)?;
@@ -257,7 +257,7 @@ impl EvalRun {
             comparisons: comparisons.collect(),
             experiments,
             failures,
-            failures_left_out,
+            failures_omitted,
             samples,
         })
     }
@@ -295,7 +295,7 @@ fn tally(samples: &[SampleReport]) -> Tally {
             Status::Passed => tally.passed += 1,
             Status::NotPassed => tally.not_passed += 1,
             Status::Failed => tally.failed += 1,
-            Status::Died => tally.died += 1,
+            Status::DeadLettered => tally.dead_lettered += 1,
             Status::Missing => tally.missing += 1,
         }
     }

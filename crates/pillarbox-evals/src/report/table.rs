@@ -26,7 +26,7 @@ impl EvalReport {
     /// Returns the numbers of samples by status, on one line.
     fn totals(&self) -> String {
         let mut text = format!("{} of {} passed", self.passed, self.total);
-        for status in [Status::NotPassed, Status::Failed, Status::Died, Status::Missing] {
+        for status in [Status::NotPassed, Status::Failed, Status::DeadLettered, Status::Missing] {
             match self.count(status) {
                 0 => {}
                 count => text.push_str(&format!(", {count} {}", status.label())),
@@ -77,7 +77,7 @@ impl EvalReport {
         // Samples without a score first: they point to a problem beyond the output.
         let mut failures: Vec<_> = self.failures.iter().collect();
         failures.sort_by_key(|failed| match failed.status {
-            Status::Died => 0,
+            Status::DeadLettered => 0,
             Status::Failed => 1,
             _ => 2,
         });

@@ -83,7 +83,7 @@ pub enum Resubmit {
     /// twice.
     Missing,
     /// Samples that became dead letters.
-    Died,
+    DeadLettered,
     /// Samples whose result has no score: failed or dead-lettered.
     Unscored,
     /// Samples with a result that did not pass, for any reason.
@@ -202,7 +202,8 @@ impl EvalRun {
         let sample_log = LineLog::open(&path(SAMPLES), &access, |position, line| {
             // Samples of a submission that was killed are written again.
             if manifest.fingerprint.is_some() {
-                let Id { id } = serde_json::from_str(line).map_err(|error| error.to_string())?;
+                let SampleLine { id } =
+                    serde_json::from_str(line).map_err(|error| error.to_string())?;
                 samples.push((id, position));
             }
             Ok(())
@@ -306,7 +307,7 @@ impl EvalRun {
                     Status::Passed => progress.passed += 1,
                     Status::NotPassed => progress.not_passed += 1,
                     Status::Failed => progress.failed += 1,
-                    Status::Died => progress.died += 1,
+                    Status::DeadLettered => progress.dead_lettered += 1,
                     Status::Missing => {}
                 }
             }
@@ -349,7 +350,7 @@ impl EvalRun {
             (Resubmit::Missing, status) => status.is_none(),
             // Its result is still missing.
             (_, None) => false,
-            (Resubmit::Died, Some(status)) => status == Status::Died,
+            (Resubmit::DeadLettered, Some(status)) => status == Status::DeadLettered,
             (Resubmit::Unscored, Some(status)) => !status.is_scored(),
             (Resubmit::NotPassed, Some(status)) => status != Status::Passed,
         })
@@ -538,7 +539,7 @@ pub struct Progress {
     /// Samples without a score because the adapter or the evaluator failed.
     pub failed: usize,
     /// Samples that became dead letters.
-    pub died: usize,
+    pub dead_lettered: usize,
     /// Number of messages that are not results of this run.
     pub strays: usize,
 }
@@ -550,7 +551,7 @@ const STRAYS: &str = "strays.jsonl";
 
 /// The id of a sample, without the rest of its line.
 #[derive(Deserialize)]
-struct Id {
+struct SampleLine {
     id: Box<str>,
 }
 

@@ -54,7 +54,7 @@ impl ResultSummary {
 
     /// Returns whether a result of this round could replace it, whatever its contents.
     pub(crate) fn may_be_replaced_in(&self, round: u32) -> bool {
-        round > self.round || self.status == Status::Died
+        round > self.round || self.status == Status::DeadLettered
     }
 
     /// Returns whether this result replaces another one of the same sample.
@@ -63,7 +63,7 @@ impl ResultSummary {
     /// before its acknowledgement produces a second one; except that a score replaces a dead letter, which was
     /// replayed.
     pub(crate) fn replaces(&self, other: &Self) -> bool {
-        let is_replayed = other.status == Status::Died && self.status.is_scored();
+        let is_replayed = other.status == Status::DeadLettered && self.status.is_scored();
         self.round > other.round || self.round == other.round && is_replayed
     }
 }
@@ -189,15 +189,15 @@ mod tests {
 
     #[test]
     fn the_first_result_of_a_round_counts_and_that_of_a_later_round_replaces_it() {
-        use Status::{Died, Failed, NotPassed, Passed};
+        use Status::{DeadLettered, Failed, NotPassed, Passed};
         for (first, second, counts) in [
             (summary(1, Passed), summary(1, NotPassed), false),
             (summary(1, Passed), summary(1, Passed), false),
             (summary(1, Failed), summary(1, Passed), false),
-            (summary(1, Died), summary(1, Passed), true),
-            (summary(1, Died), summary(1, NotPassed), true),
-            (summary(1, Died), summary(1, Died), false),
-            (summary(1, Passed), summary(1, Died), false),
+            (summary(1, DeadLettered), summary(1, Passed), true),
+            (summary(1, DeadLettered), summary(1, NotPassed), true),
+            (summary(1, DeadLettered), summary(1, DeadLettered), false),
+            (summary(1, Passed), summary(1, DeadLettered), false),
             (summary(1, Failed), summary(2, Failed), true),
             (summary(2, Failed), summary(1, Passed), false),
         ] {
@@ -215,18 +215,18 @@ mod tests {
         assert_eq!(states.to_send(), [(3, 1)]);
         assert!(states.sent(3..5, 1).is_err());
         states.record(0, summary(1, Status::Passed));
-        states.record(1, summary(1, Status::Died));
+        states.record(1, summary(1, Status::DeadLettered));
         // A sample that was never sent is sent anyway, and is not marked.
         assert_eq!(states.resubmit(|status| status.is_none()), 1);
         assert_eq!(states.to_send(), [(2, 2), (3, 1)]);
-        assert_eq!(states.resubmit(|status| status == Some(Status::Died)), 2);
+        assert_eq!(states.resubmit(|status| status == Some(Status::DeadLettered)), 2);
         assert_eq!(states.to_send(), [(1, 2), (2, 2), (3, 1)]);
         assert_eq!(states.awaited(), 1);
         states.sent(1..3, 2).unwrap();
         assert_eq!(states.to_send(), [(3, 1)]);
         assert_eq!(states.awaited(), 2);
         // A sample whose new result is still missing is not counted as dead-lettered.
-        assert_eq!(states.resubmit(|status| status == Some(Status::Died)), 0);
+        assert_eq!(states.resubmit(|status| status == Some(Status::DeadLettered)), 0);
         states.record(1, summary(2, Status::Passed));
         assert_eq!(states.awaited(), 1);
         assert_eq!(states.resubmit(|status| status.is_none()), 1);
@@ -237,12 +237,12 @@ mod tests {
         let mut states = states(2);
         let known = states.requests(|index, round| request_id("r", "e", &index.to_string(), round));
         assert_eq!(known[&request_id("r", "e", "1", 1)], (1, 1));
-        states.record(1, summary(1, Status::Died));
+        states.record(1, summary(1, Status::DeadLettered));
         assert_eq!(states.to_send(), [(0, 1)]);
         // The same for the second round.
         let known = states.requests(|index, round| request_id("r", "e", &index.to_string(), round));
         assert_eq!(known[&request_id("r", "e", "1", 2)], (1, 2));
-        states.resubmit(|status| status == Some(Status::Died));
+        states.resubmit(|status| status == Some(Status::DeadLettered));
         states.record(1, summary(2, Status::Passed));
         assert_eq!(states.to_send(), [(0, 1)]);
     }

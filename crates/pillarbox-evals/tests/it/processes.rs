@@ -23,7 +23,7 @@ use pillarbox_runtime::Runnable;
 use pillarbox_runtime::dead_letters::DlqPolicy;
 use pillarbox_runtime::loops::Run;
 use pillarbox_testing::on_threads;
-use pillarbox_testing::process::{Child, end_with_the_parent, say, told};
+use pillarbox_testing::process::{Child, assignment, end_with_the_parent, say};
 
 use shared_backend::{SharedBackend, on_both, open};
 
@@ -62,7 +62,7 @@ async fn model(n: u64, run: Run) -> u64 {
 #[test]
 #[ignore = "runs in a process of its own, started by the other tests"]
 fn working() {
-    let Some((url, effects)) = told() else { return };
+    let Some((url, effects)) = assignment() else { return };
     end_with_the_parent();
     on_threads(async move {
         let backend = open(&url).await;
@@ -82,7 +82,7 @@ fn working() {
 #[test]
 #[ignore = "runs in a process of its own, started by the other tests"]
 fn submitting() {
-    let Some((url, task)) = told() else { return };
+    let Some((url, task)) = assignment() else { return };
     end_with_the_parent();
     let (home, samples) = task.split_once('|').expect("a home and a number");
     let dataset = dataset(samples.parse().expect("a number"));
@@ -102,15 +102,15 @@ fn submitting() {
 #[test]
 #[ignore = "runs in a process of its own, started by the other tests"]
 fn collecting() {
-    let Some((url, home)) = told() else { return };
+    let Some((url, home)) = assignment() else { return };
     end_with_the_parent();
     on_threads(async move {
         let backend = open(&url).await;
         let mut run = EvalRun::open(home).expect("a run");
-        let told = |progress: &pillarbox_evals::Progress| {
+        let report = |progress: &pillarbox_evals::Progress| {
             say(&format!("collected {}", progress.collected));
         };
-        let how = Collect::within(TIMEOUT).on_progress(told);
+        let how = Collect::within(TIMEOUT).on_progress(report);
         collect_results(&mut run, &requests(&backend), how).await.expect("collected");
         say("complete");
     });

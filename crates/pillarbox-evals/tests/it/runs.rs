@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use pillarbox_core::{Mailbox, Mailboxes, MemoryBackend};
 use pillarbox_evals::{
-    Collect, Dataset, EvalError, EvalLoop, EvalRequests, EvalRun, Experiment, RecordSteps,
-    Resubmit, Sample, Score, ScoredBy, Session, Status, all_of, collect_outputs, collect_results,
-    exact_match, numeric_close, submit_dataset, submit_experiments, submit_inputs,
+    Collect, Dataset, EvalError, EvalLoop, EvalRequests, EvalResult, EvalRun, Experiment,
+    RecordSteps, Resubmit, Sample, Score, ScoredBy, Session, Status, all_of, collect_outputs,
+    collect_results, exact_match, numeric_close, submit_dataset, submit_experiments, submit_inputs,
 };
 use pillarbox_runtime::dead_letters::{Dlq, DlqPolicy};
 use pillarbox_runtime::loops::{
@@ -184,8 +184,8 @@ async fn failed_samples_are_reported_and_do_not_block_others() {
 async fn a_dead_lettered_sample_is_reported_and_replaced_by_its_replay() {
     let backend = backend();
     let requests = requests(&backend);
-    let is_mended = Arc::new(std::sync::atomic::AtomicBool::new(false));
-    let looked = is_mended.clone();
+    let is_fixed = Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let looked = is_fixed.clone();
     let adapter = move |n: i64| {
         let fails = n == 3 && !looked.load(Ordering::Relaxed);
         async move { if fails { Err("broken") } else { Ok(n * n) } }
@@ -198,14 +198,14 @@ async fn a_dead_lettered_sample_is_reported_and_replaced_by_its_replay() {
     let mut run = EvalRun::in_memory();
     submit_dataset(&mut run, &requests, &squares(5), Experiment::baseline()).await.unwrap();
     let report = collect_results(&mut run, &requests, within()).await.unwrap();
-    assert_eq!((report.passed, report.count(Status::Died)), (4, 1), "{report}");
+    assert_eq!((report.passed, report.count(Status::DeadLettered)), (4, 1), "{report}");
     let reason = report.failures[0].reason.clone().unwrap();
     assert!(reason.contains("2 attempts") && reason.contains("broken"), "{reason}");
-    let died =
-        run.results().map(Result::unwrap).find(|result| result.status() == Status::Died).unwrap();
-    assert_eq!(died.outcome.unwrap_err().kind, RemoteErrorKind::DeadLettered);
+    let is_dead_lettered = |result: &EvalResult| result.status() == Status::DeadLettered;
+    let result = run.results().map(Result::unwrap).find(is_dead_lettered).unwrap();
+    assert_eq!(result.outcome.unwrap_err().kind, RemoteErrorKind::DeadLettered);
 
-    is_mended.store(true, Ordering::Relaxed);
+    is_fixed.store(true, Ordering::Relaxed);
     let dead = Dlq::open(&backend, "evals-dlq").unwrap();
     let replayed = dead.replay().run().await.unwrap();
     assert_eq!(replayed.done, 1, "{replayed:?}");
@@ -213,7 +213,7 @@ async fn a_dead_lettered_sample_is_reported_and_replaced_by_its_replay() {
     let results: Mailbox<Value> = backend.mailbox(&*run.address()).unwrap();
     until(async || results.counts().await.unwrap().ready == 1).await;
     let report = collect_results(&mut run, &requests, Collect::available()).await.unwrap();
-    assert_eq!((report.passed, report.count(Status::Died)), (5, 0), "{report}");
+    assert_eq!((report.passed, report.count(Status::DeadLettered)), (5, 0), "{report}");
     running.stop().await.unwrap();
 }
 
@@ -308,8 +308,8 @@ async fn duplicate_results_count_once_and_strays_not_at_all() {
 async fn samples_can_be_submitted_again_and_the_later_result_counts() {
     let backend = backend();
     let requests = requests(&backend);
-    let is_mended = Arc::new(std::sync::atomic::AtomicBool::new(false));
-    let looked = is_mended.clone();
+    let is_fixed = Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let looked = is_fixed.clone();
     let adapter = move |n: i64| {
         let plus = i64::from(!looked.load(Ordering::Relaxed) && n < 3);
         async move { n * n + plus }
@@ -319,8 +319,8 @@ async fn samples_can_be_submitted_again_and_the_later_result_counts() {
     let dataset = squares(9);
     submit_dataset(&mut run, &requests, &dataset, Experiment::baseline()).await.unwrap();
     assert_eq!(collect_results(&mut run, &requests, within()).await.unwrap().passed, 6);
-    is_mended.store(true, Ordering::Relaxed);
-    assert_eq!((run.resubmit(Resubmit::Died), run.resubmit(Resubmit::Missing)), (0, 0));
+    is_fixed.store(true, Ordering::Relaxed);
+    assert_eq!((run.resubmit(Resubmit::DeadLettered), run.resubmit(Resubmit::Missing)), (0, 0));
     assert_eq!(run.resubmit(Resubmit::NotPassed), 3);
     let submitted =
         submit_dataset(&mut run, &requests, &dataset, Experiment::baseline()).await.unwrap();
@@ -478,8 +478,9 @@ async fn progress_is_reported_and_collecting_can_time_out() {
     assert_eq!(report.failures[0].reason.as_deref(), Some("there is no result yet"));
     let running = squaring(&requests, &Arc::default());
     let seen = Arc::new(std::sync::Mutex::new(Vec::new()));
-    let told = seen.clone();
-    let how = within().on_progress(move |progress| told.lock().unwrap().push(progress.collected));
+    let recorded = seen.clone();
+    let how =
+        within().on_progress(move |progress| recorded.lock().unwrap().push(progress.collected));
     collect_results(&mut run, &requests, how).await.unwrap();
     let seen = seen.lock().unwrap().clone();
     assert_eq!((seen[0], *seen.last().unwrap()), (0, 50));
@@ -579,7 +580,7 @@ async fn samples_without_a_result_are_not_sent_again() {
     assert_eq!(run.resubmit(Resubmit::NotPassed), 10);
     let error =
         submit_dataset(&mut run, &requests, &dataset, Experiment::baseline()).await.unwrap_err();
-    assert!(matches!(error, EvalError::Unsent { sent: 6, left: 4, .. }), "{error}");
+    assert!(matches!(error, EvalError::Unsent { sent: 6, unsent: 4, .. }), "{error}");
     plain.purge().await.unwrap();
     // The same again: the samples that were sent have no result yet.
     assert_eq!(run.resubmit(Resubmit::NotPassed), 4);

@@ -859,7 +859,7 @@ async fn refused_at(url: &str, secret: &str) -> String {
     let error = error.expect_err("refused");
     assert!(
         !format!("{error:#?} {error:?} {error}").contains(secret),
-        "a password is told: {error:?}"
+        "a password is printed: {error:?}"
     );
     refusal::<()>(Err(error))
 }

@@ -12,7 +12,7 @@ use std::time::Duration;
 use pillarbox_core::{Mailboxes, Outgoing, Queue, Receive, Settle};
 use pillarbox_testing::campaign::Workload;
 use pillarbox_testing::on_threads;
-use pillarbox_testing::process::{Child, setting, told};
+use pillarbox_testing::process::{Child, assignment, setting};
 use pillarbox_testing::server::RedisServer;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
@@ -193,7 +193,7 @@ fn what_runs_when_answers_are_cut_is_what_the_specification_says() {
 #[test]
 #[ignore = "runs in a process of its own, started by others"]
 fn client() {
-    let Some((url, task)) = told() else { return };
+    let Some((url, task)) = assignment() else { return };
     let (name, seed) = task.split_once(' ').expect("a queue and a number");
     let seed = seed.parse().expect("a number");
     on_threads(async move {

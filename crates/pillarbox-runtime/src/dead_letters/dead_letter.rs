@@ -120,7 +120,7 @@ pub struct DeadLetterInfo {
 }
 
 impl DeadLetter {
-    /// Makes the dead letter of a message.
+    /// Creates the dead letter of a message.
     pub(crate) fn new(
         source: &QueueName,
         message: &RawMessage,

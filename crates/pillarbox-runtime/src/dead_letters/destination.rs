@@ -6,7 +6,7 @@ use pillarbox_core::{Error, Mailbox, Mailboxes, Queue, Result};
 
 use super::dead_letter::DeadLetter;
 
-/// A queue for dead letters, and the backend that it was opened on, if that is known.
+/// A dead-letter queue, and the backend that it was opened on, if that is known.
 #[derive(Clone)]
 pub(super) struct Destination {
     pub(super) queue: Arc<dyn Queue>,

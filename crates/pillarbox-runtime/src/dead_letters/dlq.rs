@@ -1,4 +1,4 @@
-//! Access to a queue of dead letters: peeking, retention, health.
+//! Access to a dead-letter queue: peeking, retention, health.
 
 use std::fmt;
 use std::ops::ControlFlow;
@@ -19,7 +19,7 @@ use super::replay::ReplayTarget;
 /// Maximum number of dead letters in a batch.
 const MAX_BATCH: usize = 500;
 
-/// A queue of dead letters: inspects, replays, discards and expires them.
+/// A dead-letter queue: inspects, replays, discards and expires them.
 ///
 /// ```
 /// # use pillarbox_core::{Mailbox, Mailboxes, MemoryBackend};
@@ -36,11 +36,11 @@ const MAX_BATCH: usize = 500;
 ///
 /// // What is in it?
 /// let summary = dlq.summary(|_| true).await?;
-/// assert_eq!((summary.letters, summary.errors[0].count), (3, 3));
+/// assert_eq!((summary.dead_letters, summary.errors[0].count), (3, 3));
 ///
 /// // After the fix, most of them go back to their source.
 /// let report = dlq.replay().matching(|letter| letter.last_error != "2 is out of stock").run().await?;
-/// assert_eq!((report.done, report.left), (2, 1));
+/// assert_eq!((report.done, report.skipped), (2, 1));
 /// assert_eq!(orders.approximate_count().await?, 2);
 ///
 /// // The rest is deleted.
@@ -84,13 +84,13 @@ impl PeekedDeadLetter {
 
 impl Dlq {
     /// Opens the dead letters in a mailbox. Messages are replayed to their source queues on the same backend.
-    /// Those that came from another backend are left, unless [`sources_on`](Self::sources_on) names it.
+    /// Those that came from another backend are skipped, unless [`sources_on`](Self::sources_on) names it.
     pub fn of<T: 'static, R: 'static>(mailbox: &Mailbox<DeadLetter<T>, R>) -> Self {
         let target = mailbox.backend().map_or(ReplayTarget::Unknown, ReplayTarget::same_backend);
         Self { queue: mailbox.queue().clone(), target }
     }
 
-    /// Opens the queue of dead letters of this name.
+    /// Opens the dead-letter queue of this name.
     ///
     /// # Errors
     ///
@@ -352,7 +352,7 @@ pub(crate) fn backend_time(queue: &dyn Queue, counts: Counts) -> Result<Option<T
     Ok(counts.counted_at)
 }
 
-/// Limits from which a queue of dead letters is degraded.
+/// Limits from which a dead-letter queue is degraded.
 #[derive(Debug, Clone, Copy)]
 #[non_exhaustive]
 pub struct DlqLimits {
@@ -382,7 +382,7 @@ impl DlqLimits {
     }
 }
 
-/// The health of a queue of dead letters. Serialized as JSON for a health probe.
+/// The health of a dead-letter queue. Serialized as JSON for a health probe.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct DlqHealth {
@@ -400,7 +400,7 @@ pub struct DlqHealth {
     pub age_threshold_seconds: Option<f64>,
 }
 
-/// Whether a queue of dead letters is within its [limits](DlqLimits).
+/// Whether a dead-letter queue is within its [limits](DlqLimits).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum DlqStatus {

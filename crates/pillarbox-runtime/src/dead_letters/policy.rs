@@ -223,7 +223,7 @@ impl DlqPolicy {
         self
     }
 
-    /// Returns the rules and the queues for dead letters: the default one, then those of the routes.
+    /// Returns the rules and the dead-letter queues: the default one, then those of the routes.
     pub(crate) fn resolve(
         self,
         source: &Arc<dyn Queue>,
@@ -395,7 +395,7 @@ mod tests {
                 1 if body.tenant == "trial" => Decision::DeadLetter,
                 2 => Decision::Retry,
                 3 => panic!("no idea"),
-                _ => Decision::Usual,
+                _ => Decision::Default,
             }
         });
         let limited = Failure::of(Limited);

@@ -24,7 +24,7 @@ pub(crate) enum ReplayTarget {
     Sources { backend: Mailboxes, is_explicit: bool },
     /// One queue for all messages.
     Queue(Arc<dyn Queue>),
-    /// No target: the queue of dead letters was not opened on a backend.
+    /// No target: the dead-letter queue was not opened on a backend.
     Unknown,
 }
 

@@ -39,7 +39,7 @@ pub enum Decision {
     /// The message is retried, regardless of the number of its deliveries.
     Retry,
     /// The other rules decide.
-    Usual,
+    Default,
 }
 
 /// Decides whether a failed message becomes a dead letter. Implemented by every function from a
@@ -55,7 +55,7 @@ pub enum Decision {
 /// impl Decide for ErrorBudget {
 ///     fn decide(&self, _: &FailedDelivery<'_>) -> Decision {
 ///         let failed = self.failed.fetch_add(1, Ordering::Relaxed);
-///         if failed > self.budget { Decision::DeadLetter } else { Decision::Usual }
+///         if failed > self.budget { Decision::DeadLetter } else { Decision::Default }
 ///     }
 /// }
 ///
@@ -63,7 +63,7 @@ pub enum Decision {
 /// let by_function = DlqPolicy::new().decide(|failed: &FailedDelivery<'_>| {
 ///     match failed.message().attributes.get("tenant") {
 ///         Some("trial") => Decision::DeadLetter,
-///         _ => Decision::Usual,
+///         _ => Decision::Default,
 ///     }
 /// });
 /// ```
@@ -127,13 +127,13 @@ impl<'a> FailedDelivery<'a> {
 impl Rules {
     /// Whether a failed message becomes a dead letter now.
     pub(crate) fn is_dead(&self, failed: &FailedDelivery<'_>) -> bool {
-        let decision = self.decide.as_ref().map_or(Decision::Usual, |decide| {
-            catch_panic(|| decide.decide(failed)).unwrap_or(Decision::Usual)
+        let decision = self.decide.as_ref().map_or(Decision::Default, |decide| {
+            catch_panic(|| decide.decide(failed)).unwrap_or(Decision::Default)
         });
         match decision {
             Decision::DeadLetter => return true,
             Decision::Retry => return false,
-            Decision::Usual => {}
+            Decision::Default => {}
         }
         let failure = failed.failure;
         match failure.kind() {

@@ -19,7 +19,7 @@ const MAX_TEXT: usize = 200;
 #[non_exhaustive]
 pub struct Summary {
     /// Number of dead letters that were selected.
-    pub letters: u64,
+    pub dead_letters: u64,
     /// Number of dead letters that were not selected.
     pub others: u64,
     /// Number of messages that could not be read as dead letters.
@@ -98,7 +98,7 @@ impl Summary {
             self.others += 1;
             return;
         }
-        self.letters += 1;
+        self.dead_letters += 1;
         self.replayed += u64::from(letter.replay_count > 0);
         self.body_bytes += letter.body.len() as u64;
         let at = letter.dead_lettered_at;

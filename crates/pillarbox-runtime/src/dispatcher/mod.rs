@@ -19,7 +19,7 @@
 //!    under way may return never exceed the capacity of the workers.
 //! 2. A delivery is at one stage: unassigned, with one worker, being dead-lettered, or being settled.
 //! 3. After a stop nothing is received and no handler is started, and every delivery in flight is settled or
-//!    given up; only then the dispatcher finishes.
+//!    abandoned; only then the dispatcher finishes.
 
 mod bounded_counts;
 mod dead_lettering;
@@ -120,8 +120,8 @@ pub(crate) struct Dispatcher {
     virtual_time: f64,
     /// The source that is looked at first.
     next_source: usize,
-    /// Cancelled handlers were given up; only settles are waited for.
-    has_given_up_handlers: bool,
+    /// Cancelled handlers were abandoned; only settles are waited for.
+    has_abandoned_handlers: bool,
     mode: Mode,
     desired: DesiredState,
     /// The error by which the last source was closed, if all are.
@@ -150,7 +150,7 @@ impl Dispatcher {
             dead_letter_retries: Vec::new(),
             virtual_time: 0.0,
             next_source: 0,
-            has_given_up_handlers: false,
+            has_abandoned_handlers: false,
             mode: Mode::Running,
             desired,
             closed: None,
@@ -341,7 +341,7 @@ impl Dispatcher {
     fn finished(&mut self, finished: Finished, now: Instant) {
         let Finished { key, worker, verdict, took, .. } = finished;
         self.pop_assigned(worker);
-        // It may have been given up already, if the drain ended before its handler did.
+        // It may have been abandoned already, if the drain ended before its handler did.
         let Some(delivery) = self.in_flight.get(key) else { return };
         let (lease_state, is_acknowledged) =
             (delivery.lease_state, delivery.lease.is_acknowledged());

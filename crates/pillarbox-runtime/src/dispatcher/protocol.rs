@@ -80,7 +80,7 @@ pub(crate) enum Action {
     StartWorker { worker: usize },
     /// Close the channel of a worker, which ends once it has emptied it.
     StopWorker { worker: usize },
-    /// Everything is settled or given up.
+    /// Everything is settled or abandoned.
     Finish,
 }
 

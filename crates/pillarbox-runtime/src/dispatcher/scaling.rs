@@ -1,7 +1,7 @@
 //! The number of workers: starting, stopping and replacing them.
 
 use super::Dispatcher;
-use super::in_flight::{InFlight, Intent};
+use super::in_flight::Intent;
 use super::protocol::Action;
 use super::worker_slots::{SlotState, WorkerSlot};
 
@@ -57,17 +57,6 @@ impl Dispatcher {
             if self.slots[worker].state == SlotState::Stopping {
                 let taken = self.take_back(worker, usize::MAX);
                 taken.into_iter().for_each(|key| self.reassign(key));
-            }
-        }
-    }
-
-    /// Returns deliveries without a worker to their queues.
-    pub(super) fn return_unassigned(&mut self) {
-        let shed = std::mem::take(&mut self.shed).into_iter().map(|(_, key)| key);
-        let unassigned = std::mem::take(&mut self.unassigned).into_iter();
-        for key in unassigned.chain(shed).chain(self.quarantine.take_waiting()) {
-            if self.in_flight.get(key).is_some_and(InFlight::is_unassigned) {
-                self.settle(key, Intent::Return);
             }
         }
     }

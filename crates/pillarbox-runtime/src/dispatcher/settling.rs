@@ -59,7 +59,7 @@ impl Dispatcher {
                     continue;
                 }
                 if kind == SettleKind::Final && entry.is_ambiguous && now >= delivery.deadline {
-                    self.give_up(entry.key);
+                    self.abandon(entry.key);
                     continue;
                 }
                 batch.push((delivery.receipt.clone(), entry.action));
@@ -88,7 +88,7 @@ impl Dispatcher {
                 Ok(()) => self.accepted(entry, kind, called_at, now),
                 Err(Error::ReceiptHandleExpired { .. }) => self.refused(entry, kind, now),
                 Err(error) if error.is_transient() => failed.push(entry.retry()),
-                Err(_) if kind == SettleKind::Final => self.give_up(entry.key),
+                Err(_) if kind == SettleKind::Final => self.abandon(entry.key),
                 // A handler whose start cannot be recorded does not run.
                 Err(_) if self.is_recording_start(&entry) => self.lose(entry.key),
                 // It cannot be extended, and stays in flight until its lease expires.
@@ -225,7 +225,7 @@ impl Dispatcher {
     }
 
     /// Ends a delivery without knowing whether it was settled.
-    pub(super) fn give_up(&mut self, key: Key) {
+    pub(super) fn abandon(&mut self, key: Key) {
         self.report(key, DeliveryChange::Unconfirmed);
         self.in_flight.remove(key);
     }

@@ -1,11 +1,11 @@
-//! Pausing, and the steps of a shutdown: drain, cancel, settle what is left.
+//! Pausing, and the steps of a shutdown: drain, cancel, make the last settles.
 
 use std::time::Duration;
 
 use pillarbox_core::clock::later;
 use tokio::time::Instant;
 
-use super::in_flight::{InFlight, Key};
+use super::in_flight::{InFlight, Intent, Key};
 use super::{Dispatcher, Mode};
 use crate::desired_state::{DesiredState, Stop};
 
@@ -49,6 +49,17 @@ impl Dispatcher {
         }
     }
 
+    /// Returns deliveries without a worker to their queues.
+    pub(super) fn return_unassigned(&mut self) {
+        let shed = std::mem::take(&mut self.shed).into_iter().map(|(_, key)| key);
+        let unassigned = std::mem::take(&mut self.unassigned).into_iter();
+        for key in unassigned.chain(shed).chain(self.quarantine.take_waiting()) {
+            if self.in_flight.get(key).is_some_and(InFlight::is_unassigned) {
+                self.settle(key, Intent::Return);
+            }
+        }
+    }
+
     /// Enters the next step of the shutdown if the deadline of the current one has come.
     pub(super) fn advance_shutdown(&mut self, now: Instant) {
         match self.mode {
@@ -58,16 +69,16 @@ impl Dispatcher {
                 self.mode = Mode::Cancelling { deadline: now + CANCEL_GRACE };
             }
             Mode::Cancelling { deadline } if now >= deadline => {
-                // First handlers that did not end are given up, then settles that did not.
-                let is_last = std::mem::replace(&mut self.has_given_up_handlers, true);
+                // First deliveries that are not being settled are abandoned, then those whose settles did not end.
+                let is_last = std::mem::replace(&mut self.has_abandoned_handlers, true);
                 let is_over = |delivery: &InFlight| is_last || !delivery.is_settling();
-                let left: Vec<Key> = self
+                let abandoned: Vec<Key> = self
                     .in_flight
                     .iter()
                     .filter(|(_, delivery)| is_over(delivery))
                     .map(|(key, _)| key)
                     .collect();
-                left.into_iter().for_each(|key| self.give_up(key));
+                abandoned.into_iter().for_each(|key| self.abandon(key));
                 self.mode = Mode::Cancelling { deadline: now + FINAL_SETTLES };
             }
             _ => {}

@@ -484,6 +484,65 @@ fn an_error_reply_that_fails_is_retried_and_then_given_up() {
     }
 }
 
+/// Stores the dead letter of a delivery. `result` is that of the first try to send its error reply: none while it is
+/// under way, an error if it is to be retried, success if the hooks are to run.
+fn with_error_reply(result: Option<Result<()>>) -> (Bench, Key) {
+    let mut bench = Bench::with_one_delivery();
+    bench.finish(dead());
+    let key = bench.storing.pop_front().unwrap();
+    bench.input(Input::DeadLetterStored { key, result: Ok(stored(true)) });
+    assert_eq!(bench.replying.pop_front(), Some(key));
+    if let Some(result) = result {
+        bench.input(Input::ErrorReplySent { key, result });
+    }
+    (bench, key)
+}
+
+#[test]
+fn a_lease_lost_after_the_dead_letter_is_stored_stops_neither_error_reply_nor_hooks() {
+    for result in [None, Some(Err(broken())), Some(Ok(()))] {
+        let is_retried = matches!(result, Some(Err(_)));
+        let is_sent = matches!(result, Some(Ok(())));
+        let (mut bench, key) = with_error_reply(result);
+        bench.pass(LEASE / 3);
+        assert_eq!(bench.replying.pop_front().is_some(), is_retried);
+        bench.answer(Err(expired()));
+        assert_eq!(bench.names(), ["received", "failed", "lost"]);
+        assert_eq!(bench.dispatcher.in_flight(), 1);
+        if !is_sent {
+            bench.input(Input::ErrorReplySent { key, result: Ok(()) });
+        }
+        assert_eq!(bench.reporting.pop_front(), Some((key, true)));
+        bench.input(Input::DeadLetterReported { key });
+        // The queue decides whether the message is still there.
+        assert_eq!(bench.calls[0].2, [SettleAction::Acknowledge]);
+        bench.answer(Err(expired()));
+        assert_eq!(bench.names(), ["received", "failed", "lost"], "no dead letter is reported");
+        assert_eq!((bench.calls.len(), bench.dispatcher.in_flight()), (0, 0));
+    }
+}
+
+#[test]
+fn an_error_reply_or_hooks_that_do_not_end_in_the_grace_of_a_stop_are_abandoned() {
+    for result in [None, Some(Err(broken())), Some(Ok(()))] {
+        let is_retried = matches!(result, Some(Err(_)));
+        let (mut bench, key) = with_error_reply(result);
+        bench.stop(Stop::Now);
+        bench.pass(CANCEL_GRACE - Duration::from_nanos(1));
+        assert!(!bench.is_over, "they have some time to end");
+        assert_eq!(bench.replying.pop_front().is_some(), is_retried);
+        bench.pass(Duration::from_nanos(1));
+        assert!(bench.is_over && bench.calls.is_empty());
+        assert_eq!(bench.names(), ["received", "failed", "unconfirmed"]);
+        // Late results change nothing. The message comes back, and stores the same dead letter again.
+        bench.reporting.clear();
+        bench.input(Input::ErrorReplySent { key, result: Err(broken()) });
+        bench.input(Input::DeadLetterReported { key });
+        bench.pass(LEASE);
+        assert!(bench.replying.is_empty() && bench.reporting.is_empty() && bench.calls.is_empty());
+    }
+}
+
 fn quarantining(after: u32, is_exact: bool) -> SourceSettings {
     let quarantine = QuarantineSettings { after, route: Some(0), is_exact, stagger: STAGGER };
     SourceSettings { quarantine, ..settings() }
@@ -798,7 +857,7 @@ fn an_extension_that_fails_is_repeated_until_the_lease_expires() {
     bench.pass(LEASE);
     assert!(bench.assigned[0].1.lease.is_lost() && bench.calls.is_empty());
     assert_eq!(bench.names().last(), Some(&"lost"));
-    // The handler finishes all the same; the queue decides whether that counts.
+    // The handler still finishes; the queue decides whether that counts.
     bench.finish(Verdict::Done);
     assert_eq!(bench.calls[0].2, [SettleAction::Acknowledge]);
     bench.answer(Err(expired()));
@@ -1167,7 +1226,7 @@ fn finished_deliveries_have_time_to_be_settled_at_the_end() {
     bench.stop(Stop::Now);
     bench.finish(Verdict::Done);
     bench.pass(CANCEL_GRACE);
-    assert!(!bench.is_over, "the acknowledgement is under way; the other handler is given up");
+    assert!(!bench.is_over, "the acknowledgement is under way; the other handler is abandoned");
     assert_eq!(bench.dispatcher.in_flight(), 1);
     bench.answer(Ok(()));
     assert!(bench.is_over);

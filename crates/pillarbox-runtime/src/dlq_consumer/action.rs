@@ -7,10 +7,10 @@ use crate::outcome::{BoxError, Failure};
 /// What a handler does with a dead letter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use]
-pub struct DlqAction(pub(super) Action);
+pub struct DlqAction(pub(super) DlqActionKind);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Action {
+pub(super) enum DlqActionKind {
     Done,
     Replay,
     Discard,
@@ -21,23 +21,23 @@ pub(super) enum Action {
 impl DlqAction {
     /// Deletes the dead letter, which is handled.
     pub const fn done() -> Self {
-        Self(Action::Done)
+        Self(DlqActionKind::Done)
     }
 
     /// Sends the message back to its source queue, and deletes the dead letter.
     pub const fn replay() -> Self {
-        Self(Action::Replay)
+        Self(DlqActionKind::Replay)
     }
 
     /// Deletes the dead letter, and counts it as discarded.
     pub const fn discard() -> Self {
-        Self(Action::Discard)
+        Self(DlqActionKind::Discard)
     }
 
     /// Keeps the dead letter, which is delivered again after this time. Until then it is delayed: others can only
     /// peek at it, or [wait](crate::dead_letters::Pass::delayed) until they can replay or discard it.
     pub const fn keep_for(time: Duration) -> Self {
-        Self(Action::Keep(time))
+        Self(DlqActionKind::Keep(time))
     }
 
     /// Leaves the dead letter ready for `pillarbox dlq replay`, for a [`Dlq`](crate::dead_letters::Dlq) and for other consumers.
@@ -47,16 +47,16 @@ impl DlqAction {
     /// receives none of them: it counts the messages once a second, and receives again when there are more. It
     /// remembers the last 100,000 dead letters that it has left.
     pub const fn leave() -> Self {
-        Self(Action::Leave)
+        Self(DlqActionKind::Leave)
     }
 
     pub(super) const fn name(self) -> &'static str {
         match self.0 {
-            Action::Done => "done",
-            Action::Replay => "replay",
-            Action::Discard => "discard",
-            Action::Keep(_) => "keep",
-            Action::Leave => "leave",
+            DlqActionKind::Done => "done",
+            DlqActionKind::Replay => "replay",
+            DlqActionKind::Discard => "discard",
+            DlqActionKind::Keep(_) => "keep",
+            DlqActionKind::Leave => "leave",
         }
     }
 }

@@ -7,8 +7,8 @@ use pillarbox_core::internal::lock;
 use pillarbox_core::{BoxFuture, Queue, Result, Timestamp};
 use tokio::time::Instant;
 
-use super::action::{Action, DlqAction};
-use super::skip_left::LeftLetters;
+use super::action::{DlqAction, DlqActionKind};
+use super::skip_left::LeftDeadLetters;
 use crate::dead_letters::{DeadLetter, Dlq, backend_time, metrics, report_processed, send_back};
 use crate::outcome::{BoxError, Outcome};
 use crate::request::Metadata;
@@ -50,7 +50,7 @@ impl BackendClock {
 /// Handles dead letters with the options of a consumer.
 pub(super) struct Handling {
     pub(super) dlq: Dlq,
-    pub(super) left: Arc<LeftLetters>,
+    pub(super) left: Arc<LeftDeadLetters>,
     pub(super) clock: BackendClock,
     pub(super) retain_for: Option<Duration>,
     pub(super) max_replays: u32,
@@ -80,14 +80,14 @@ impl Handling {
         let stopwatch = metrics::Stopwatch::start(queue);
         let action = handler(letter).await?;
         let outcome = match action.0 {
-            Action::Done | Action::Discard => Outcome::done(),
-            Action::Replay => {
+            DlqActionKind::Done | DlqActionKind::Discard => Outcome::done(),
+            DlqActionKind::Replay => {
                 self.replay(metadata).await?;
                 Outcome::done()
             }
             // At most until its retention ends.
-            Action::Keep(time) => Outcome::release_for(time.min(remaining)),
-            Action::Leave => {
+            DlqActionKind::Keep(time) => Outcome::release_for(time.min(remaining)),
+            DlqActionKind::Leave => {
                 self.left.add(metadata.raw());
                 Outcome::release()
             }
@@ -95,9 +95,9 @@ impl Handling {
         drop(stopwatch);
         metrics::processed(queue);
         match action.0 {
-            Action::Replay => metrics::replayed(queue),
-            Action::Discard => metrics::discarded(queue),
-            Action::Done | Action::Keep(_) | Action::Leave => {}
+            DlqActionKind::Replay => metrics::replayed(queue),
+            DlqActionKind::Discard => metrics::discarded(queue),
+            DlqActionKind::Done | DlqActionKind::Keep(_) | DlqActionKind::Leave => {}
         }
         report_processed(queue, message_id, request_id, age, action.name());
         Ok(outcome)

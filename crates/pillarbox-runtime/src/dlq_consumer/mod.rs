@@ -12,7 +12,7 @@ use pillarbox_core::{Error, Mailbox, Mailboxes, Result};
 
 pub use self::action::{DlqAction, IntoDlqAction};
 use self::handling::{BackendClock, DynHandler, Handling};
-use self::skip_left::{LeftLetters, SkipLeftQueue};
+use self::skip_left::{LeftDeadLetters, SkipLeftQueue};
 use crate::backoff::Backoff;
 use crate::control::Control;
 use crate::dead_letters::{DEFAULT_MAX_REPLAYS, DeadLetter, Dlq, metrics};
@@ -55,7 +55,7 @@ pub struct DlqConsumer<T, R = ()> {
     worker: Worker<DeadLetter<T>, R>,
     handler: Arc<DynHandler<T>>,
     dlq: Dlq,
-    left: Arc<LeftLetters>,
+    left: Arc<LeftDeadLetters>,
     retry_after: Duration,
     retain_for: Option<Duration>,
     max_replays: u32,
@@ -75,7 +75,7 @@ impl<T: Send + Sync + 'static, R: 'static> DlqConsumer<T, R> {
             let handled = handler(letter);
             Box::pin(async move { handled.await.into_dlq_action() })
         });
-        let left = Arc::<LeftLetters>::default();
+        let left = Arc::<LeftDeadLetters>::default();
         let counted = left.clone();
         Self {
             dlq: Dlq::of(&mailbox),
@@ -196,7 +196,7 @@ impl<T: Send + Sync + 'static, R: 'static> Runnable for DlqConsumer<T, R> {
     type Error = Error;
 
     fn name(&self) -> String {
-        self.worker.group_name()
+        self.worker.pool_name()
     }
 
     fn control(&self) -> Control {

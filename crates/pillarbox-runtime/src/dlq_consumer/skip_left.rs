@@ -33,21 +33,21 @@ const MAX_ROUNDS_WITHOUT_NEW: u32 = 10;
 const MAX_REMEMBERED: usize = 100_000;
 
 /// Identifies a dead letter. One that is sent again under the same id is another one.
-type Key = (MessageId, Timestamp);
+type DeadLetterKey = (MessageId, Timestamp);
 
-fn key(message: &RawMessage) -> Key {
+fn key(message: &RawMessage) -> DeadLetterKey {
     (message.id, message.enqueued_at)
 }
 
 /// The dead letters that the handler of a consumer has left.
 #[derive(Debug, Default)]
-pub(super) struct LeftLetters {
+pub(super) struct LeftDeadLetters {
     rounds: Mutex<Rounds>,
     /// Number of running tasks that release dead letters.
     releasing: watch::Sender<usize>,
 }
 
-impl LeftLetters {
+impl LeftDeadLetters {
     /// Remembers a dead letter, which is about to be released.
     pub(super) fn add(&self, message: &RawMessage) {
         self.rounds().add(key(message));
@@ -73,10 +73,10 @@ impl LeftLetters {
 }
 
 /// Counts a task that releases dead letters until it is dropped.
-struct Releasing(Arc<LeftLetters>);
+struct Releasing(Arc<LeftDeadLetters>);
 
 impl Releasing {
-    fn begin(left: &Arc<LeftLetters>) -> Self {
+    fn begin(left: &Arc<LeftDeadLetters>) -> Self {
         left.releasing.send_modify(|tasks| *tasks += 1);
         Self(left.clone())
     }
@@ -92,9 +92,9 @@ impl Drop for Releasing {
 #[derive(Debug, Default)]
 struct Rounds {
     /// The round in which each was last received.
-    last_round: HashMap<Key, u64>,
+    last_round: HashMap<DeadLetterKey, u64>,
     /// In the order in which they were left, to evict the oldest.
-    order: VecDeque<Key>,
+    order: VecDeque<DeadLetterKey>,
     round: u64,
     /// Number of left dead letters received in this round.
     received: u64,
@@ -133,7 +133,7 @@ impl Idle {
 }
 
 impl Rounds {
-    fn add(&mut self, key: Key) {
+    fn add(&mut self, key: DeadLetterKey) {
         // It is released to the tail: when it is received again in this round, all others have been received.
         if self.last_round.insert(key, self.round).is_none() {
             self.order.push_back(key);
@@ -150,7 +150,7 @@ impl Rounds {
     }
 
     /// Records a dead letter that was received, and returns whether it was left before.
-    fn record(&mut self, key: Key, now: Instant) -> bool {
+    fn record(&mut self, key: DeadLetterKey, now: Instant) -> bool {
         let Some(round) = self.last_round.get_mut(&key) else {
             self.has_new = true;
             return false;
@@ -196,7 +196,7 @@ impl Rounds {
 #[derive(Debug)]
 pub(super) struct SkipLeftQueue {
     pub(super) queue: Arc<dyn Queue>,
-    pub(super) left: Arc<LeftLetters>,
+    pub(super) left: Arc<LeftDeadLetters>,
 }
 
 impl SkipLeftQueue {
@@ -252,7 +252,7 @@ impl SkipLeftQueue {
         (left.into_iter().map(release).collect(), new)
     }
 
-    /// Releases dead letters in a task, also if the receive is dropped; [`LeftLetters::released`] waits for it.
+    /// Releases dead letters in a task, also if the receive is dropped; [`LeftDeadLetters::released`] waits for it.
     fn release(&self, mut settles: Vec<Settle>) {
         let (queue, releasing) = (self.queue.clone(), Releasing::begin(&self.left));
         tokio::spawn(async move {
@@ -327,7 +327,7 @@ mod tests {
         let name = QueueName::new("orders-dlq").unwrap();
         let queue = MemoryBackend::new().queue(&name, QueueOptions::new()).unwrap();
         queue.send(vec![Outgoing::new("left"), Outgoing::new("new")]).await.unwrap();
-        let left = Arc::new(LeftLetters::default());
+        let left = Arc::new(LeftDeadLetters::default());
         let skipping = SkipLeftQueue { queue: queue.clone(), left: left.clone() };
         let first = skipping.receive(Receive::one()).await.unwrap().remove(0);
         left.add(&first.message);
@@ -340,7 +340,7 @@ mod tests {
         assert_eq!((counts.ready, counts.in_flight), (1, 1));
     }
 
-    fn dead_letter(name: &str) -> Key {
+    fn dead_letter(name: &str) -> DeadLetterKey {
         (MessageId::from_key(name), Timestamp::from_secs(7))
     }
 

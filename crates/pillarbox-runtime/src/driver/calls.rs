@@ -29,10 +29,10 @@ pub(super) enum CallResult {
 
 impl Driver {
     pub(super) fn fetch(&mut self, source: usize, max: usize, waits: bool) {
-        let served = &self.queues[source];
-        let queue = served.queue.clone();
-        let wait = if waits { served.wait } else { Duration::ZERO };
-        let request = Receive::up_to(max).visibility(served.visibility).wait(wait);
+        let mailbox = &self.queues[source];
+        let queue = mailbox.queue.clone();
+        let wait = if waits { mailbox.wait } else { Duration::ZERO };
+        let request = Receive::up_to(max).visibility(mailbox.visibility).wait(wait);
         let limit = wait.saturating_add(self.settings.call_timeout);
         let (handle, registration) = AbortHandle::new_pair();
         let call = async move { in_time(limit, &*queue, "receive", queue.receive(request)).await };
@@ -88,12 +88,12 @@ impl Driver {
             return;
         }
         self.depth_at = Some(later(now, every));
-        for (source, served) in self.queues.iter().enumerate() {
+        for (source, mailbox) in self.queues.iter().enumerate() {
             // A queue that has not answered is not asked again.
             if std::mem::replace(&mut self.counting[source], true) {
                 continue;
             }
-            let (queue, limit) = (served.queue.clone(), self.settings.call_timeout);
+            let (queue, limit) = (mailbox.queue.clone(), self.settings.call_timeout);
             self.calls.push(Box::pin(async move {
                 let result = in_time(limit, &*queue, "count", queue.counts()).await;
                 CallResult::Counted { source, result }

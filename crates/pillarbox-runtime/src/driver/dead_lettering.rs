@@ -6,7 +6,7 @@ use pillarbox_core::{Error, MessageId, Queue, QueueName, Timestamp};
 
 use super::calls::CallResult;
 use super::outbox::SendOrigin;
-use super::{Driver, ServedQueue};
+use super::{Driver, MailboxQueues};
 use crate::dead_letters::DeadLetter;
 use crate::delivery_event::DeadLetterIds;
 use crate::dispatcher::{Input, Key, NewDeadLetter, StoredDeadLetter};
@@ -37,7 +37,7 @@ impl Driver {
     pub(super) fn store_dead_letter(&mut self, new: NewDeadLetter) {
         let NewDeadLetter { key, source, worker: worker_id, message, attempt, failure, route } =
             new;
-        let ServedQueue { queue, dead_letters, .. } = &self.queues[source];
+        let MailboxQueues { queue, dead_letters, .. } = &self.queues[source];
         let worker = worker_name(&self.settings.name, worker_id);
         let ServedMailbox { policy, hooks, prototype, .. } = &self.pool.mailboxes[source];
         let mut letter =

@@ -39,7 +39,7 @@ const JOIN_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The queues of one mailbox.
 #[derive(Debug)]
-pub(crate) struct ServedQueue {
+pub(crate) struct MailboxQueues {
     pub(crate) queue: Arc<dyn Queue>,
     pub(crate) visibility: Duration,
     pub(crate) wait: Duration,
@@ -59,7 +59,7 @@ pub(crate) struct DriverSettings {
 
 pub(crate) struct Driver {
     settings: DriverSettings,
-    queues: Vec<ServedQueue>,
+    queues: Vec<MailboxQueues>,
     dispatcher: Dispatcher,
     /// Inputs that the dispatcher has not handled.
     inputs: VecDeque<Input>,
@@ -97,7 +97,7 @@ pub(crate) struct Driver {
 impl Driver {
     pub(crate) fn new(
         settings: DriverSettings,
-        queues: Vec<ServedQueue>,
+        queues: Vec<MailboxQueues>,
         dispatcher: Dispatcher,
         pool: Arc<PoolContext>,
         sends: mpsc::Receiver<SendRequest>,
@@ -108,7 +108,7 @@ impl Driver {
         let (reports_sender, reports) = mpsc::channel(settings.result_buffer);
         let queue_metrics = queues
             .iter()
-            .map(|served| QueueMetrics::new(&served.queue, &served.dead_letters))
+            .map(|mailbox| QueueMetrics::new(&mailbox.queue, &mailbox.dead_letters))
             .collect();
         Self {
             inputs: VecDeque::new(),
@@ -143,8 +143,8 @@ impl Driver {
 
     /// Runs until a stop is complete.
     pub(crate) async fn run(mut self) -> Result<StatsSnapshot> {
-        let (group, workers) = (&*self.settings.name, self.dispatcher.active_workers());
-        tracing::info!(target: CONTROL, group, workers, "started");
+        let (pool, workers) = (&*self.settings.name, self.dispatcher.active_workers());
+        tracing::info!(target: CONTROL, pool, workers, "started");
         loop {
             self.pool.control.pulse.turn();
             let now = Instant::now();
@@ -253,9 +253,9 @@ impl Driver {
             Ok((task, ())) => task,
             // Workers catch every panic of what they run, so this is a bug of the runtime.
             Err(error) => {
-                let (group, worker_id) =
+                let (pool, worker_id) =
                     (&*self.settings.name, self.worker_of_task.get(&error.id()));
-                tracing::error!(target: CONTROL, group, worker_id, %error, "a worker ended by itself and is replaced");
+                tracing::error!(target: CONTROL, pool, worker_id, %error, "a worker ended by itself and is replaced");
                 error.id()
             }
         };
@@ -280,8 +280,8 @@ impl Driver {
             Action::StopWorker { worker } => {
                 // It ends once it has emptied its channel.
                 self.assignments[worker] = None;
-                let group = &*self.settings.name;
-                tracing::debug!(target: CONTROL, group, worker_id = worker, "a worker stops");
+                let pool = &*self.settings.name;
+                tracing::debug!(target: CONTROL, pool, worker_id = worker, "a worker stops");
             }
             Action::Finish => {}
         }
@@ -313,8 +313,8 @@ impl Driver {
         self.assignments[worker] = Some(sender);
         let task = self.workers.spawn(task.run());
         self.worker_of_task.insert(task.id(), worker);
-        let group = &*self.settings.name;
-        tracing::debug!(target: CONTROL, group, worker_id = worker, "a worker starts");
+        let pool = &*self.settings.name;
+        tracing::debug!(target: CONTROL, pool, worker_id = worker, "a worker starts");
     }
 
     fn set_timer(&mut self, now: Instant) {
@@ -338,8 +338,8 @@ impl Driver {
         if tokio::time::timeout(JOIN_TIMEOUT, join).await.is_err() {
             // A handler that blocks its thread cannot be cancelled. Its message comes back when its lease
             // expires.
-            let group = &*self.settings.name;
-            tracing::error!(target: CONTROL, group, "a handler does not end; it is left behind");
+            let pool = &*self.settings.name;
+            tracing::error!(target: CONTROL, pool, "a handler does not end; it is left behind");
             self.pool.control.pulse.leave_behind();
             self.workers.abort_all();
         }
@@ -359,16 +359,16 @@ impl Driver {
             }
         };
         if tokio::time::timeout_at(after(limit), send).await.is_err() {
-            let group = &*self.settings.name;
-            tracing::warn!(target: CONTROL, group, "some messages were not sent before the end; their senders get an error");
+            let pool = &*self.settings.name;
+            tracing::warn!(target: CONTROL, pool, "some messages were not sent before the end; their senders get an error");
         }
         let now = Instant::now();
         (self.is_dirty, self.published_at) = (true, None);
         self.publish(now);
         let snapshot = self.pool.control.stats.borrow().clone();
         let StatsSnapshot { processed, succeeded, failed, .. } = snapshot;
-        let group = &*self.settings.name;
-        tracing::info!(target: CONTROL, group, processed, succeeded, failed, "stopped");
+        let pool = &*self.settings.name;
+        tracing::info!(target: CONTROL, pool, processed, succeeded, failed, "stopped");
         self.pool.control.report_drained();
         match self.dispatcher.closed() {
             Some(error) => Err(error.clone()),

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{Driver, ServedQueue};
+use super::{Driver, MailboxQueues};
 use crate::delivery_event::{DeliveryChange, DeliveryEvent};
 use crate::dispatcher::Mode;
 use crate::event::{About, Event};
@@ -23,9 +23,9 @@ impl Driver {
         for event in dispatcher.take_events() {
             tally.add(&event);
             queue_metrics[event.source].add(&event);
-            let served = &queues[event.source];
-            log::delivery(&event, served.queue.name());
-            if has_listeners && let Some(event) = public_event(event, served) {
+            let mailbox = &queues[event.source];
+            log::delivery(&event, mailbox.queue.name());
+            if has_listeners && let Some(event) = public_event(event, mailbox) {
                 pool.control.emit(|| event);
             }
             self.is_dirty = true;
@@ -36,28 +36,28 @@ impl Driver {
         }
         let before = std::mem::replace(&mut self.mode, mode);
         self.is_dirty = true;
-        // At once, since somebody may wait for it.
+        // At once, since a caller may wait for it.
         self.published_at = None;
-        let (group, control) = (&*self.settings.name, &self.pool.control);
+        let (pool, control) = (&*self.settings.name, &self.pool.control);
         match (before, mode) {
             (_, Mode::Paused) => {
-                tracing::info!(target: CONTROL, group, "paused: nothing is received");
+                tracing::info!(target: CONTROL, pool, "paused: nothing is received");
                 control.emit(|| Event::Paused);
             }
             (Mode::Paused, Mode::Running) => {
-                tracing::info!(target: CONTROL, group, "resumed: messages are received again");
+                tracing::info!(target: CONTROL, pool, "resumed: messages are received again");
                 control.emit(|| Event::Resumed);
             }
             (Mode::Running | Mode::Paused, _) => {
                 let in_flight = self.dispatcher.in_flight();
-                tracing::info!(target: CONTROL, group, in_flight, "draining: running handlers finish");
+                tracing::info!(target: CONTROL, pool, in_flight, "draining: running handlers finish");
                 control.emit(|| Event::Draining);
             }
             _ => {}
         }
         if let Mode::Cancelling { .. } = mode {
             let in_flight = self.dispatcher.in_flight();
-            tracing::info!(target: CONTROL, group, in_flight, "cancelling: running handlers are cancelled");
+            tracing::info!(target: CONTROL, pool, in_flight, "cancelling: running handlers are cancelled");
         }
     }
 
@@ -88,8 +88,8 @@ impl Driver {
 }
 
 /// Returns the event that listeners get.
-fn public_event(event: DeliveryEvent, served: &ServedQueue) -> Option<Event> {
-    let mut about = About::new(served.queue.name().clone(), event.id, event.attempt);
+fn public_event(event: DeliveryEvent, mailbox: &MailboxQueues) -> Option<Event> {
+    let mut about = About::new(mailbox.queue.name().clone(), event.id, event.attempt);
     about.worker_id = event.worker.map(WorkerId);
     Some(match event.change {
         DeliveryChange::Received => Event::Received(about),
@@ -106,7 +106,7 @@ fn public_event(event: DeliveryEvent, served: &ServedQueue) -> Option<Event> {
         DeliveryChange::Parked { delay } => Event::Parked { about, delay },
         DeliveryChange::DeadLettered { failure, route, .. } => Event::DeadLettered {
             about,
-            to: served.dead_letters.get(route)?.name().clone(),
+            to: mailbox.dead_letters.get(route)?.name().clone(),
             error_type: failure.type_name,
             error: failure.text,
         },

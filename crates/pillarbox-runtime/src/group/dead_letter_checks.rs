@@ -18,7 +18,7 @@ const COUNT_TIMEOUT: Duration = Duration::from_secs(2);
 /// Timeout of a probe. Longer than that of a count, since handlers may block every thread of the loops.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// The queues of dead letters that a group checks.
+/// The dead-letter queues that a group checks.
 ///
 /// [`run`](Self::run) counts in the Tokio runtime of the group, which a backend may depend on;
 /// [`health`](Self::health) may be called from any runtime.

@@ -1,4 +1,4 @@
-//! Readiness of a group, pure: derived from the state of each loop and queue of dead letters, with reasons.
+//! Readiness of a group, pure: derived from the state of each loop and dead-letter queue, with reasons.
 
 use std::fmt;
 use std::time::Duration;
@@ -19,10 +19,10 @@ pub struct Readiness {
     pub reasons: Vec<String>,
     /// The health of each loop.
     pub loops: Vec<LoopHealth>,
-    /// The first queue of dead letters that is degraded, else the first of all.
+    /// The first dead-letter queue that is degraded, else the first of all.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dlq: Option<DlqDepth>,
-    /// The health of each queue of dead letters.
+    /// The health of each dead-letter queue.
     pub dead_letters: Vec<DeadLettersHealth>,
     /// Whether a degraded group is not ready.
     #[serde(skip)]
@@ -123,7 +123,7 @@ impl fmt::Display for LoopState {
     }
 }
 
-/// The health of a queue of dead letters, or why it is unknown.
+/// The health of a dead-letter queue, or why it is unknown.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(untagged)]
 #[non_exhaustive]
@@ -350,7 +350,7 @@ impl LoopStatus {
     }
 }
 
-/// Returns why a queue of dead letters degrades the group.
+/// Returns why a dead-letter queue degrades the group.
 fn degraded_reason(queue: &DeadLettersHealth) -> Option<String> {
     match queue {
         DeadLettersHealth::Unknown { name, error, .. } => {

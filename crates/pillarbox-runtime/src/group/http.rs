@@ -35,7 +35,7 @@ pub(super) struct Server {
 
 /// The state that requests read.
 #[derive(Debug, Clone)]
-struct Source {
+struct ProbeState {
     registry: Arc<Registry>,
     metrics: Option<PrometheusHandle>,
 }
@@ -61,7 +61,7 @@ impl Server {
         let _ = registry.address.set(bound);
         let (stop, stopped) = oneshot::channel();
         let serve = move || {
-            runtime.block_on(serve(listener, Source { registry, metrics }, stopped));
+            runtime.block_on(serve(listener, ProbeState { registry, metrics }, stopped));
             // Does not wait for open connections.
             runtime.shutdown_background();
         };
@@ -82,13 +82,17 @@ impl Drop for Server {
     }
 }
 
-async fn serve(listener: tokio::net::TcpListener, source: Source, stopped: oneshot::Receiver<()>) {
-    let metrics = source.metrics.clone();
+async fn serve(
+    listener: tokio::net::TcpListener,
+    state: ProbeState,
+    stopped: oneshot::Receiver<()>,
+) {
+    let metrics = state.metrics.clone();
     let router = Router::new()
         .route("/health/live", get(live))
         .route("/health/ready", get(ready))
         .route("/metrics", get(metrics_text))
-        .with_state(source);
+        .with_state(state);
     let (stop, stops) = oneshot::channel::<()>();
     let stops = async { drop(stops.await) };
     let router = router.into_make_service_with_connect_info::<Peer>();
@@ -121,14 +125,14 @@ struct Liveness {
     reasons: Vec<String>,
 }
 
-async fn live(State(Source { registry, .. }): State<Source>) -> Response {
+async fn live(State(ProbeState { registry, .. }): State<ProbeState>) -> Response {
     let reasons: Vec<_> = registry.stuck().iter().map(ToString::to_string).collect();
     let is_live = reasons.is_empty();
     json(is_live, &Liveness { status: if is_live { "live" } else { "stuck" }, reasons })
 }
 
 async fn ready(
-    State(Source { registry, .. }): State<Source>,
+    State(ProbeState { registry, .. }): State<ProbeState>,
     ConnectInfo(Peer(peer)): ConnectInfo<Peer>,
     headers: HeaderMap,
 ) -> Response {
@@ -157,7 +161,7 @@ fn is_local(peer: SocketAddr, headers: &HeaderMap) -> bool {
         && !forwarded.iter().any(|name| headers.contains_key(*name))
 }
 
-async fn metrics_text(State(Source { metrics, .. }): State<Source>) -> Response {
+async fn metrics_text(State(ProbeState { metrics, .. }): State<ProbeState>) -> Response {
     match metrics {
         Some(metrics) => {
             let kind = "text/plain; version=0.0.4; charset=utf-8";

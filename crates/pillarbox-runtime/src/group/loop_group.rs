@@ -100,7 +100,7 @@ impl LoopGroup {
     }
 
     /// Adds a loop under its [name](Runnable::name), which must be unique (see
-    /// [`Worker::name`](crate::Worker::name)). When it fails, the group ends.
+    /// [`Worker::named`](crate::Worker::named)). When it fails, the group ends.
     #[expect(clippy::should_implement_trait, reason = "a group is no number")]
     pub fn add(mut self, runnable: impl Runnable) -> Self {
         self.registry.add(runnable.name(), Some(runnable.control()));
@@ -339,7 +339,7 @@ impl LoopGroup {
         let mut names = HashSet::new();
         if let Some((name, _)) = self.members.iter().find(|(name, _)| !names.insert(name)) {
             let value = format!("two with the name '{name}'");
-            let allowed = "unique names: see Worker::name";
+            let allowed = "unique names: see Worker::named";
             return Err(Error::invalid(None, "loops", value, allowed));
         }
         let min = Duration::from_millis(20);

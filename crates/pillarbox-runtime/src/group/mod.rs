@@ -39,5 +39,3 @@ pub use restart::Restart;
 pub use running::RunningGroup;
 pub use stuck::Stuck;
 pub use task::{StopSignal, Task};
-
-pub use crate::runnable::LoopFailure;

@@ -27,13 +27,13 @@ pub struct Restart {
 }
 
 impl Restart {
-    /// Restarts after each failure, at most 5 times within a minute, after 1, 2, 4, 8 and 16 seconds.
+    /// Creates a policy that restarts after each failure, at most 5 times within a minute, after 1, 2, 4, 8 and 16 seconds.
     pub const fn on_failure() -> Self {
         let backoff = Backoff::exponential(Duration::from_secs(1), Duration::from_secs(30));
         Self { at_most: 5, within: Duration::from_secs(60), backoff }
     }
 
-    /// Never restarts: the first failure ends the group.
+    /// Creates a policy that never restarts: the first failure ends the group.
     pub const fn never() -> Self {
         Self::on_failure().at_most(0, Duration::from_secs(60))
     }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use metrics::counter;
+use pillarbox_core::internal::panic_text;
 use pillarbox_core::{BoxFuture, Error};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
@@ -12,7 +13,6 @@ use tokio::time::Instant;
 use super::registry::Registry;
 use super::restart::Restarts;
 use crate::control::Control;
-use crate::outcome::panic_text;
 use crate::runnable::{LoopFailure, Runnable};
 use crate::stats::StatsSnapshot;
 

@@ -58,12 +58,12 @@ use crate::stats::{State, StatsSnapshot};
 #[must_use = "a task does nothing until it is run"]
 pub struct Task {
     name: String,
-    work: Work,
+    work: TaskFn,
     state: Arc<ControlState>,
     drained: DrainedOnDrop,
 }
 
-type Work = Box<dyn FnOnce(StopSignal) -> BoxFuture<'static, Result<(), BoxError>> + Send>;
+type TaskFn = Box<dyn FnOnce(StopSignal) -> BoxFuture<'static, Result<(), BoxError>> + Send>;
 
 impl Task {
     /// Creates a task of a function. The name must be unique within its group.
@@ -77,7 +77,7 @@ impl Task {
     {
         let state = Arc::new(ControlState::without_workers());
         let drained = DrainedOnDrop(state.clone());
-        let work: Work = Box::new(move |stop| {
+        let work: TaskFn = Box::new(move |stop| {
             let work = work(stop);
             Box::pin(async move { work.await.map_err(Into::into) })
         });

@@ -238,7 +238,7 @@ impl<U: Send + Sync + 'static, O: Send + 'static> Runnable for MainLoop<U, O> {
     type Error = Error;
 
     fn name(&self) -> String {
-        self.worker.group_name()
+        self.worker.pool_name()
     }
 
     fn control(&self) -> Control {

@@ -45,9 +45,9 @@ impl<U> LoopCall<U> {
 /// }
 /// ```
 #[derive(Clone)]
-pub struct Run(Arc<Inner>);
+pub struct Run(Arc<RunInner>);
 
-struct Inner {
+struct RunInner {
     request: RequestInfo,
     live: LiveResources,
     metadata: Metadata,
@@ -73,7 +73,7 @@ impl Run {
         heartbeat: Heartbeat,
     ) -> Self {
         let (session_id, extensions) = (OnceLock::new(), Extensions::default());
-        Self(Arc::new(Inner { request, live, metadata, heartbeat, session_id, extensions }))
+        Self(Arc::new(RunInner { request, live, metadata, heartbeat, session_id, extensions }))
     }
 
     /// Returns the id of the request.

@@ -41,8 +41,8 @@ fn created_at(name: &QueueName) -> Option<Timestamp> {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Swept {
-    /// Number of reply mailboxes.
-    pub looked_at: usize,
+    /// Number of reply mailboxes that were checked.
+    pub checked: usize,
     /// Mailboxes of clients that are gone: they held old answers, which were deleted.
     pub emptied: Vec<QueueName>,
     /// Number of answers that were deleted.
@@ -76,7 +76,7 @@ pub async fn sweep_replies(backend: &Mailboxes, older_than: Duration) -> Result<
     let mut failed = None;
     for name in backend.queues().await? {
         let Some(created_at) = created_at(&name) else { continue };
-        swept.looked_at += 1;
+        swept.checked += 1;
         let is_old = Timestamp::now().since(created_at) >= older_than;
         if let Err(error) = swept.sweep(backend, name, older_than, is_old).await {
             failed.get_or_insert(error);

@@ -11,7 +11,7 @@ use super::options::{MailboxOptions, PoolOptions};
 use crate::control::{ControlState, DrainedOnDrop};
 use crate::dead_letters::{Dlq, Rules};
 use crate::dispatcher::{Dispatcher, QuarantineSettings, STAGGER, Settings, SourceSettings};
-use crate::driver::{Driver, DriverSettings, ServedQueue};
+use crate::driver::{Driver, DriverSettings, MailboxQueues};
 use crate::mailbox_service::MailboxService;
 use crate::outcome::{Failure, FailureKind};
 use crate::producer::SendRequest;
@@ -89,7 +89,7 @@ pub(super) async fn run(
             beside.push(Box::pin(Dlq::keep_retention(dead_letters.clone(), age)));
         }
         let queue = one.receive_from.unwrap_or(queue);
-        queues.push(ServedQueue { queue, visibility: one.visibility, wait, dead_letters });
+        queues.push(MailboxQueues { queue, visibility: one.visibility, wait, dead_letters });
     }
     let settings = DriverSettings {
         prefetch: options.prefetch,

@@ -294,7 +294,7 @@ impl<T: 'static, R: 'static, C, S> Worker<T, R, C, S> {
     }
 
     /// Sets the name of the pool in metrics and logs. Defaults to the name of its first queue.
-    pub fn name(mut self, name: impl Into<String>) -> Self {
+    pub fn named(mut self, name: impl Into<String>) -> Self {
         self.pool.name = Some(name.into());
         self
     }
@@ -351,7 +351,7 @@ impl<T: 'static, R: 'static, C, S> Worker<T, R, C, S> {
     }
 
     /// Returns the name of the pool.
-    pub(crate) fn group_name(&self) -> String {
+    pub(crate) fn pool_name(&self) -> String {
         self.pool.name.clone().unwrap_or_else(|| self.mailbox.name().to_string())
     }
 

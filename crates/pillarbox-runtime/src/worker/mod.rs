@@ -57,15 +57,15 @@ use crate::stats::StatsSnapshot;
 /// struct Smtp;
 /// impl Smtp { async fn send(&self, _: &str) -> std::io::Result<()> { Ok(()) } }
 ///
-/// async fn deliver(letter: String, about: Metadata, Context(smtp): Context<Smtp>) -> std::io::Result<()> {
+/// async fn deliver(email: String, about: Metadata, Context(smtp): Context<Smtp>) -> std::io::Result<()> {
 ///     println!("{}, delivery {}", about.id(), about.delivery_count());
-///     smtp.send(&letter).await
+///     smtp.send(&email).await
 /// }
 ///
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> pillarbox_core::Result<()> {
 /// let backend = Mailboxes::new(MemoryBackend::new());
-/// let letters: Mailbox<String> = backend.mailbox("letters")?;
-/// let worker = Worker::new(letters)
+/// let emails: Mailbox<String> = backend.mailbox("emails")?;
+/// let worker = Worker::new(emails)
 ///     .context(Smtp)
 ///     .handler(deliver)
 ///     .layer(RateLimitLayer::new(100, Duration::from_secs(1)))
@@ -134,8 +134,8 @@ pub struct Ready<T, R, C> {
 pub type ReadyWorker<T, R = (), C = ()> = Worker<T, R, C, Ready<T, R, C>>;
 
 impl<T: Send + Sync + 'static, R: 'static> Worker<T, R> {
-    /// Workers for a mailbox. Next comes [`handler`](Worker::handler), after [`context`](Worker::context) if there
-    /// is one.
+    /// Creates workers for a mailbox. Next comes [`handler`](Worker::handler), after [`context`](Worker::context) if
+    /// there is one.
     pub fn new(mailbox: Mailbox<T, R>) -> Self {
         let options = MailboxOptions::default();
         let (sends_sender, sends) = mpsc::channel(MAX_WAITING);
@@ -287,7 +287,7 @@ where
     type Error = Error;
 
     fn name(&self) -> String {
-        self.group_name()
+        self.pool_name()
     }
 
     fn control(&self) -> Control {

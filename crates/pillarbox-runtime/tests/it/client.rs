@@ -251,9 +251,13 @@ async fn a_submission_is_collected_in_order_with_an_error_for_each_missing_answe
     // The last two take longer than the timeout.
     let submitted: Vec<_> = [300, 200, 101, 100, 9_000, 8_000].map(MainLoopRequest::new).into();
     let mut submission = client.submit(&submitted).await.unwrap();
-    assert_eq!((submission.ids().len(), submission.left()), (6, 6));
+    assert_eq!((submission.ids().len(), submission.remaining()), (6, 6));
     let first = submission.next().await.unwrap().unwrap();
-    assert_eq!((first.output(), submission.left()), (Some(&1_000), 5), "the quickest comes first");
+    assert_eq!(
+        (first.output(), submission.remaining()),
+        (Some(&1_000), 5),
+        "the quickest comes first"
+    );
     let answers = submission.collect(5 * SECOND).await;
     let outputs: Vec<_> = answers
         .iter()
@@ -326,7 +330,7 @@ async fn mailboxes_of_clients_that_are_gone_are_swept_and_those_of_others_are_no
         .unwrap();
     requests.forget_reply(vanished);
     let fresh = sweep_replies(&backend, 3600 * SECOND).await.unwrap();
-    assert_eq!((fresh.looked_at, fresh.emptied.len()), (2, 0), "it may still be fetched");
+    assert_eq!((fresh.checked, fresh.emptied.len()), (2, 0), "it may still be fetched");
     // The loop sweeps at an interval.
     let running = MainLoop::new(requests.clone(), |n: u64| async move { n })
         .keep_replies_for(4 * SECOND)

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use pillarbox_core::{Mailbox, Mailboxes, MessageId};
 use pillarbox_runtime::dead_letters::{DeadLetter, Dlq};
 use pillarbox_testing::on_threads;
-use pillarbox_testing::process::{Child, told};
+use pillarbox_testing::process::{Child, assignment};
 
 use crate::common::shared_backend::{SharedBackend, on_both, open};
 use crate::common::worker_process::{
@@ -27,7 +27,7 @@ const LEASE: Duration = Duration::from_secs(1);
 #[test]
 #[ignore = "runs in a process of its own, started by the other tests"]
 fn replayer() {
-    let Some((url, _)) = told() else { return };
+    let Some((url, _)) = assignment() else { return };
     end_with_the_parent();
     on_threads(async move {
         let backend = open(&url).await;

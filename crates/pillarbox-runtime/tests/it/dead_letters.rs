@@ -75,7 +75,7 @@ async fn a_dead_letter_records_the_message_and_its_failure() {
     let id = jobs.send_with(&body, options).await.unwrap();
     let before = Timestamp::now();
     let worker = Worker::new(jobs)
-        .name("tills")
+        .named("tills")
         .retry(Backoff::none())
         .max_deliveries(3)
         .dead_letters(DlqPolicy::new())
@@ -252,8 +252,8 @@ async fn an_error_reply_is_sent_for_a_dead_letter_and_not_for_a_retry() {
     let stats = worker.run_until_empty().await.unwrap();
     assert_eq!(stats.dead_lettered, 4);
     let answers = answers.receive(Receive::up_to(10)).await.unwrap();
-    let told: Vec<_> = answers.into_iter().map(|answer| answer.body().clone()).collect();
-    assert_eq!(told, [Err("after 5: order 1 is invalid".to_owned())]);
+    let replies: Vec<_> = answers.into_iter().map(|answer| answer.body().clone()).collect();
+    assert_eq!(replies, [Err("after 5: order 1 is invalid".to_owned())]);
 }
 
 #[tokio::test(start_paused = true)]
@@ -304,7 +304,7 @@ async fn a_filtered_replay_leaves_the_others_in_their_order() {
     let kept = dead.receive(Receive::one()).await.unwrap().into_iter().next().unwrap();
     let odd = |letter: &DeadLetter| letter.body.last().is_some_and(|digit| digit % 2 == 1);
     let report = dlq.replay().matching(odd).run().await.unwrap();
-    assert_eq!((report.done, report.left, report.unseen), (650, 649, 1), "{report:?}");
+    assert_eq!((report.done, report.skipped, report.unseen), (650, 649, 1), "{report:?}");
     kept.nack(Duration::ZERO).await.unwrap();
     let left: Vec<_> = letters(&dead).await.into_iter().map(|letter| letter.body).collect();
     assert_eq!(left.len(), 650);
@@ -340,7 +340,7 @@ async fn a_replay_keeps_its_rate_and_its_leases() {
         },
     );
     let report = pass.run().await.unwrap();
-    assert_eq!((report.done, report.left), (200, 200));
+    assert_eq!((report.done, report.skipped), (200, 200));
     let took = start.elapsed().as_secs();
     assert!((1980..=2000).contains(&took), "{took} s for 200 at one in 10 s");
     assert!(seen.load(Ordering::SeqCst) >= 200);
@@ -385,7 +385,7 @@ async fn unreadable_or_refused_messages_stay() {
     dead.send(&odd).await.unwrap();
     let dlq = Dlq::of(&dead);
     let summary = dlq.summary(|_| true).await.unwrap();
-    assert_eq!((summary.letters, summary.unreadable), (3, 1));
+    assert_eq!((summary.dead_letters, summary.unreadable), (3, 1));
     let report = dlq.replay().run().await.unwrap();
     assert_eq!((report.done, report.unreadable, report.refused), (2, 1, 1), "{report:?}");
     assert!(report.reasons[0].to_string().contains("attribute"), "{:?}", report.reasons);
@@ -489,8 +489,8 @@ async fn a_pass_may_wait_for_dead_letters_that_are_delayed() {
     delay(&dead, &[(2, 10), (3, 50), (4, 50), (5, 90)]).await;
 
     let begun = Instant::now();
-    let told = Arc::new(Mutex::new(Vec::new()));
-    let waits = told.clone();
+    let reports = Arc::new(Mutex::new(Vec::new()));
+    let waits = reports.clone();
     let pass = Dlq::of(&dead).replay().delayed(HOUR).progress(move |report| {
         waits.lock().unwrap().push((report.done, report.awaited, report.waiting));
     });
@@ -500,9 +500,12 @@ async fn a_pass_may_wait_for_dead_letters_that_are_delayed() {
     assert_eq!(begun.elapsed().as_secs(), 50 * 60 + 1, "it ends with the last of them");
     assert_eq!(letters(&dead).await[0].body, 5);
     assert_eq!(jobs.approximate_count().await.unwrap(), 4);
-    let told = told.lock().unwrap().clone();
+    let reports = reports.lock().unwrap().clone();
     let before = |time: u64| Some(Duration::from_secs(60 * time + 1));
-    assert!(told.contains(&(1, 3, before(50))) && told.contains(&(2, 3, before(40))), "{told:?}");
+    assert!(
+        reports.contains(&(1, 3, before(50))) && reports.contains(&(2, 3, before(40))),
+        "{reports:?}"
+    );
 
     // A discard waits as well.
     assert_eq!(Dlq::of(&dead).discard().run().await.unwrap().done, 0);
@@ -524,7 +527,7 @@ async fn a_pass_does_not_wait_for_delayed_dead_letters_that_it_would_leave() {
     let waited = async |pass: pillarbox_runtime::dead_letters::Pass| {
         let begun = Instant::now();
         let report = pass.delayed(HOUR).run().await.unwrap();
-        (report.done, report.left, begun.elapsed().as_secs() / 60)
+        (report.done, report.skipped, begun.elapsed().as_secs() / 60)
     };
     let dlq = Dlq::of(&dead);
     assert_eq!(waited(dlq.replay().max_replays(0)).await, (0, 0, 0));
@@ -547,7 +550,7 @@ async fn a_pass_that_is_stopped_while_it_waits_releases_what_it_held() {
     let dlq = Dlq::of(&dead);
     let pass = dlq.replay().delayed(HOUR).matching(|letter| letter.body[..] != b"1"[..]);
     let report = pass.run_until(tokio::time::sleep(HOUR / 3)).await.unwrap();
-    assert_eq!((report.done, report.left, report.waiting), (1, 1, None));
+    assert_eq!((report.done, report.skipped, report.waiting), (1, 1, None));
     let counts = dead.counts().await.unwrap();
     assert_eq!((counts.ready, counts.in_flight, counts.delayed), (1, 0, 1));
     let report = dlq.replay().delayed(HOUR).run().await.unwrap();
@@ -690,8 +693,8 @@ async fn an_error_reply_is_retried_and_its_function_may_panic() {
         .handler(|_: u32| async { Outcome::reject("no") });
     let stats = worker.run_until_empty().await.unwrap();
     assert_eq!(stats.dead_lettered, 2);
-    let told = answers.peek(9).await.unwrap();
-    assert_eq!(told.len(), 1, "five attempts, one reply");
+    let replies = answers.peek(9).await.unwrap();
+    assert_eq!(replies.len(), 1, "five attempts, one reply");
     let calls = faulty.injected();
     assert_eq!(calls, 4, "and the fifth went well");
 
@@ -727,9 +730,9 @@ async fn a_pass_for_some_ids_ends_when_it_has_found_them() {
     let all = letters(&dead).await;
     let dlq = Dlq::of(&dead);
     let report = dlq.replay().ids([all[3].message_id]).run().await.unwrap();
-    assert_eq!((report.done, report.left), (1, 15), "the first batch has 16");
+    assert_eq!((report.done, report.skipped), (1, 15), "the first batch has 16");
     let report = dlq.discard().ids([MessageId::new()]).run().await.unwrap();
-    assert_eq!((report.done, report.left), (0, 0), "there is none");
+    assert_eq!((report.done, report.skipped), (0, 0), "there is none");
     // All dead letters of a message, of which there may be several.
     dead.send(&all[4]).await.unwrap();
     let report = dlq.discard().ids([all[4].message_id]).run().await.unwrap();
@@ -952,9 +955,9 @@ async fn a_consumer_does_what_its_handler_returns() {
         }
     });
     let stats = consumer.run_until_empty().await.unwrap();
-    let mut told = Vec::new();
-    heard.recv_many(&mut told, 99).await;
-    assert_eq!(told, [(0, 0), (1, 0), (2, 0), (3, 0), (4, 0), (3, 600), (4, 3600)]);
+    let mut handled = Vec::new();
+    heard.recv_many(&mut handled, 99).await;
+    assert_eq!(handled, [(0, 0), (1, 0), (2, 0), (3, 0), (4, 0), (3, 600), (4, 3600)]);
     assert_eq!((stats.succeeded, stats.failed, stats.dead_lettered), (5, 1, 0));
     let jobs: Mailbox<u32> = backend.mailbox("orders").unwrap();
     let replayed = jobs.peek(9).await.unwrap();
@@ -997,7 +1000,7 @@ async fn a_consumer_replays_a_message_up_to_a_limit() {
     let consumer =
         DlqConsumer::new(dead.clone(), |_: DeadLetter<u32>| async { DlqAction::replay() })
             .max_replays(2);
-    assert_eq!(Runnable::name(&consumer), "orders-dlq");
+    assert_eq!(consumer.name(), "orders-dlq");
     let (worker, consumer) = (worker.start(), consumer.start());
     tokio::time::sleep(DAY).await;
     let stats = worker.stop().await.unwrap();
@@ -1046,12 +1049,12 @@ async fn what_a_consumer_leaves_is_ready_for_others_and_not_handled_again_by_it(
     assert_eq!(running.stop().await.unwrap().released, 4);
     let (consumer, mut heard) = leaving(&dead);
     consumer.run_until_empty().await.unwrap();
-    let mut told = Vec::new();
-    heard.recv_many(&mut told, 99).await;
-    told.sort_unstable();
+    let mut handled = Vec::new();
+    heard.recv_many(&mut handled, 99).await;
+    handled.sort_unstable();
     let mut bodies: Vec<_> = letters(&dead).await.iter().map(|letter| letter.body).collect();
     bodies.sort_unstable();
-    assert_eq!((told.len(), told), (3, bodies), "each of the others once");
+    assert_eq!((handled.len(), handled), (3, bodies), "each of the others once");
 }
 
 #[tokio::test(start_paused = true)]
@@ -1265,12 +1268,12 @@ async fn a_summary_groups_dead_letters_by_their_errors() {
     other.last_error_type = "std::io::Error".to_owned();
     dead.send(&other).await.unwrap();
     let summary = Dlq::of(&dead).summary(|_| true).await.unwrap();
-    assert_eq!((summary.letters, summary.errors.len()), (21, 2));
+    assert_eq!((summary.dead_letters, summary.errors.len()), (21, 2));
     assert_eq!((summary.errors[0].count, summary.errors[0].error_type.as_str()), (20, "rejected"));
     assert_eq!(summary.errors[1].error, "the disk is full");
     assert!(summary.first_at <= summary.last_at);
     let some = Dlq::of(&dead).summary(|letter| letter.body[..] == b"7"[..]).await.unwrap();
-    assert_eq!((some.letters, some.others), (1, 20));
+    assert_eq!((some.dead_letters, some.others), (1, 20));
 }
 
 #[tokio::test(start_paused = true)]
@@ -1290,7 +1293,7 @@ async fn a_pass_reports_what_was_in_flight_when_it_ended() {
         }
     });
     let report = pass.run().await.unwrap();
-    assert_eq!((report.left, report.unseen, take.recv().unwrap().len()), (60, 40, 40));
+    assert_eq!((report.skipped, report.unseen, take.recv().unwrap().len()), (60, 40, 40));
 }
 
 #[tokio::test(start_paused = true)]

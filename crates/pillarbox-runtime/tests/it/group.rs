@@ -9,10 +9,12 @@ use std::time::Duration;
 use pillarbox_core::{Error, Mailbox, Mailboxes, QueueOptions, Result};
 use pillarbox_runtime::dead_letters::{DeadLetter, DlqLimits};
 use pillarbox_runtime::group::{
-    GroupError, GroupStatus, LoopFailure, LoopGroup, LoopState, Restart, StopSignal, Stuck, Task,
+    GroupError, GroupStatus, LoopGroup, LoopState, Restart, StopSignal, Stuck, Task,
 };
 use pillarbox_runtime::stats::{State, StatsSnapshot};
-use pillarbox_runtime::{Backoff, Control, DlqConsumer, Event, ReadyWorker, Runnable, Worker};
+use pillarbox_runtime::{
+    Backoff, Control, DlqConsumer, Event, LoopFailure, ReadyWorker, Runnable, Worker,
+};
 use pillarbox_testing::process::Child;
 use pillarbox_testing::{Fault, Faults, Operation, on_threads};
 use tokio::sync::Semaphore;
@@ -251,21 +253,21 @@ impl<W: Runnable<Error = Error>> Runnable for Made<W> {
 
     fn name(&self) -> String {
         match self {
-            Self::Failing(told) => told.name(),
+            Self::Failing(failing) => failing.name(),
             Self::Working(worker) => worker.name(),
         }
     }
 
     fn control(&self) -> Control {
         match self {
-            Self::Failing(told) => told.control(),
+            Self::Failing(failing) => failing.control(),
             Self::Working(worker) => worker.control(),
         }
     }
 
     async fn work(self) -> Result<StatsSnapshot, LoopFailure> {
         match self {
-            Self::Failing(told) => told.work().await,
+            Self::Failing(failing) => failing.work().await,
             Self::Working(worker) => Ok(worker.work().await?),
         }
     }
@@ -363,7 +365,7 @@ async fn a_stop_does_not_wait_for_a_restart() {
     let start = Instant::now();
     let report = running.stop().await.unwrap();
     assert_eq!((start.elapsed(), made.load(Ordering::SeqCst)), (Duration::ZERO, 1));
-    assert!(report.get("orders").unwrap().failure.is_some(), "it is told all the same");
+    assert!(report.get("orders").unwrap().failure.is_some(), "it is reported nevertheless");
 }
 
 #[tokio::test(start_paused = true)]
@@ -584,7 +586,7 @@ impl Drop for Dropped {
 fn a_task_that_waits_is_not_stuck_and_one_that_blocks_its_thread_is() {
     on_threads(async {
         let (release, released) = mpsc::channel::<()>();
-        let (hook, mut told) = tokio::sync::mpsc::channel(10);
+        let (hook, mut reports) = tokio::sync::mpsc::channel(10);
         let running = LoopGroup::new()
             .add(Task::new("idle", async |stop: StopSignal| {
                 stop.await;
@@ -599,7 +601,7 @@ fn a_task_that_waits_is_not_stuck_and_one_that_blocks_its_thread_is() {
             .on_stuck(move |stuck| hook.try_send(stuck.clone()).unwrap())
             .start()
             .unwrap();
-        let stuck = told.recv().await.unwrap();
+        let stuck = reports.recv().await.unwrap();
         assert!(stuck.to_string().starts_with("loop 'blocked' has done nothing for"), "{stuck}");
         drop(release);
         running.stop().await.unwrap();
@@ -688,7 +690,7 @@ fn a_handler_that_blocks_its_thread_is_reported_as_stuck() {
         let (release, released) = mpsc::channel::<()>();
         let released = Arc::new(Mutex::new(released));
         let id = jobs.send(&1).await.unwrap();
-        let (hook, mut told) = tokio::sync::mpsc::channel(10);
+        let (hook, mut reports) = tokio::sync::mpsc::channel(10);
         let running = LoopGroup::new()
             .add(Worker::new(jobs).without_timeout().handler(move |_: u32| {
                 let released = released.clone();
@@ -698,7 +700,7 @@ fn a_handler_that_blocks_its_thread_is_reported_as_stuck() {
             .on_stuck(move |stuck| hook.try_send(stuck.clone()).unwrap())
             .start()
             .unwrap();
-        let stuck = told.recv().await.unwrap();
+        let stuck = reports.recv().await.unwrap();
         let about = stuck.about.as_ref().unwrap();
         assert_eq!((&*stuck.loop_name, about.queue.as_str()), ("orders", "orders"));
         assert_eq!((about.message_id, about.attempt), (id, 1));
@@ -711,7 +713,7 @@ fn a_handler_that_blocks_its_thread_is_reported_as_stuck() {
         }
         let report = running.stop().await.unwrap();
         assert_eq!(report.loops[0].stats.succeeded, 1);
-        assert!(told.recv().await.is_none(), "it is told once");
+        assert!(reports.recv().await.is_none(), "it is reported once");
     });
 }
 
@@ -746,7 +748,7 @@ fn a_loop_whose_threads_are_all_blocked_is_reported_as_stuck() {
     let runtime = runtime.unwrap();
     let (release, released) = mpsc::channel::<()>();
     let released = Arc::new(Mutex::new(released));
-    let (hook, told) = mpsc::sync_channel(10);
+    let (hook, reports) = mpsc::sync_channel(10);
     let jobs = mailbox(&backend(), "orders");
     runtime.block_on(jobs.send(&1)).unwrap();
     let running = {
@@ -761,7 +763,8 @@ fn a_loop_whose_threads_are_all_blocked_is_reported_as_stuck() {
             .start()
             .unwrap()
     };
-    let mut found = [told.recv_timeout(TIMEOUT).unwrap(), told.recv_timeout(TIMEOUT).unwrap()];
+    let mut found =
+        [reports.recv_timeout(TIMEOUT).unwrap(), reports.recv_timeout(TIMEOUT).unwrap()];
     found.sort_by_key(|stuck| stuck.about.is_some());
     let [the_loop, handler] = found;
     assert!(the_loop.to_string().starts_with("loop 'orders' has done nothing for"), "{the_loop}");
@@ -974,7 +977,10 @@ impl Init {
                 return (heard, others);
             }
             others.push(heard);
-            assert!(std::time::Instant::now() < end, "systemd was not told {start}: {others:?}");
+            assert!(
+                std::time::Instant::now() < end,
+                "systemd was not notified of {start}: {others:?}"
+            );
         }
     }
 }

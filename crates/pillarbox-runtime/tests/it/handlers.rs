@@ -119,19 +119,19 @@ async fn every_outcome_has_its_effect() {
     );
     let (running, mut events) = start_listening(worker);
     let start = tokio::time::Instant::now();
-    let mut told: Vec<(&str, MessageId, u64)> = Vec::new();
-    while told.iter().filter(|(name, ..)| *name == "succeeded" || *name == "dead_lettered").count()
+    let mut seen: Vec<(&str, MessageId, u64)> = Vec::new();
+    while seen.iter().filter(|(name, ..)| *name == "succeeded" || *name == "dead_lettered").count()
         < 5
     {
         let event = events.next().await.unwrap();
         if let Some(about) = event.about() {
-            told.push((event.name(), about.message_id, start.elapsed().as_secs()));
+            seen.push((event.name(), about.message_id, start.elapsed().as_secs()));
         }
     }
     let stats = running.stop().await.unwrap();
     let of = |verb: &str| -> Vec<_> {
         let id = MessageId::from_key(verb);
-        told.iter().filter(|(_, of, _)| *of == id).map(|(name, _, at)| (*name, *at)).collect()
+        seen.iter().filter(|(_, of, _)| *of == id).map(|(name, _, at)| (*name, *at)).collect()
     };
     let again = |at| vec![("received", at), ("started", at), ("succeeded", at)];
     assert_eq!(of("done"), again(0));
@@ -473,10 +473,10 @@ async fn a_router_gives_each_kind_to_its_handler_and_parks_the_others() {
     let running = worker.start();
     let stats = processed(&mut running.control().stats(), 5).await;
     running.stop().await.unwrap();
-    let mut told = Vec::new();
-    heard.recv_many(&mut told, 9).await;
-    told.sort();
-    assert_eq!(told, ["7", "ada"]);
+    let mut handled = Vec::new();
+    heard.recv_many(&mut handled, 9).await;
+    handled.sort();
+    assert_eq!(handled, ["7", "ada"]);
     assert_eq!((stats.succeeded, stats.parked, stats.dead_lettered), (2, 2, 1));
     assert_eq!(emails.counts().await.unwrap().delayed, 2, "the unknown ones are still there");
 }
@@ -513,7 +513,7 @@ async fn a_tracer_that_panics_has_no_effect_on_messages() {
     /// What runs outside of the handler and its layers.
     struct Bad(AtomicUsize);
     impl pillarbox_runtime::trace::Tracer for Bad {
-        fn join(&self, _: &tracing::Span, _: pillarbox_runtime::trace::Kinship<'_>) {
+        fn join(&self, _: &tracing::Span, _: pillarbox_runtime::trace::SpanRelation<'_>) {
             assert!(self.0.fetch_add(1, Ordering::SeqCst) > 0, "a bad tracer");
         }
         fn context(&self, _: &tracing::Span) -> Option<pillarbox_runtime::trace::TraceContext> {
@@ -701,7 +701,7 @@ async fn a_clock_that_stands_still_is_reported_if_a_message_waits_for_it() {
     let text = error.to_string();
     assert!(text.contains("'orders'") && text.contains("1 delayed message waits"), "{text}");
     assert!(text.contains("FakeMailbox::advance"), "{text}");
-    // Whoever moves it gets what is waited for.
+    // When the clock is advanced, the message is handled.
     orders.advance(Duration::from_secs(60));
     assert_eq!(worker().run_until_empty().await.unwrap().succeeded, 1);
 }

@@ -15,7 +15,7 @@ use pillarbox_runtime::dead_letters::{DeadLetter, Dlq, DlqLimits, DlqPolicy};
 use pillarbox_runtime::group::{GroupError, LoopGroup, RunningGroup};
 use pillarbox_runtime::stats::{State, StatsSnapshot};
 use pillarbox_runtime::{Control, Outcome, Runnable, Worker};
-use pillarbox_testing::process::{Child, told};
+use pillarbox_testing::process::{Child, assignment};
 use pillarbox_testing::{Fault, FaultQueue, Faults, Operation, forward_queue, on_threads};
 use serde_json::{Value, json};
 use tokio::sync::Semaphore;
@@ -364,7 +364,7 @@ fn a_stuck_loop_is_reported_as_not_live_even_if_every_thread_is_blocked() {
     let jobs = mailbox(&backend(), "orders");
     let (release, released) = mpsc::channel::<()>();
     let released = Arc::new(Mutex::new(released));
-    let (hook, told) = mpsc::sync_channel(10);
+    let (hook, reports) = mpsc::sync_channel(10);
     let id = runtime.block_on(jobs.send(&1)).unwrap();
     let entered = runtime.enter();
     let running = LoopGroup::new()
@@ -378,7 +378,7 @@ fn a_stuck_loop_is_reported_as_not_live_even_if_every_thread_is_blocked() {
         .start()
         .unwrap();
     drop(entered);
-    told.recv_timeout(TIMEOUT).unwrap();
+    reports.recv_timeout(TIMEOUT).unwrap();
     let live = ask_now(address(&running), "GET", "/health/live");
     assert_eq!((live.status, live.json()["status"].clone()), (503, json!("stuck")));
     let named = format!("has been at message {id} of queue 'orders' (attempt 1)");
@@ -496,7 +496,7 @@ fn metrics_are_served_for_prometheus() {
 #[test]
 #[ignore = "runs in a process of its own, started by the next test"]
 fn with_a_recorder() {
-    if told().is_none() {
+    if assignment().is_none() {
         return;
     }
     on_threads(async {

@@ -161,9 +161,9 @@ async fn a_late_acknowledgement_is_refused_and_reported() {
     let start = tokio::time::Instant::now();
     events.wait_for(|event| matches!(event, Event::LeaseLost(_))).await.unwrap();
     assert_eq!(start.elapsed(), LEASE, "not a moment later than it ended");
-    // Another worker of the same group has it by now.
+    // Another worker of the same pool has it by now.
     let again = started(&mut events).await;
-    assert_eq!(again.about().unwrap().attempt, 1, "the queue was never told of the first");
+    assert_eq!(again.about().unwrap().attempt, 1, "the start of the first was never recorded");
     gate.add_permits(1);
     running.control().stop_now();
     running.join().await.unwrap();

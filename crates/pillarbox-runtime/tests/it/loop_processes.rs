@@ -9,7 +9,7 @@ use pillarbox_core::{Mailbox, Mailboxes};
 use pillarbox_runtime::Runnable;
 use pillarbox_runtime::loops::{Client, MainLoop, MainLoopRequest, MainLoopResult, sweep_replies};
 use pillarbox_testing::on_threads;
-use pillarbox_testing::process::{Child, told};
+use pillarbox_testing::process::{Child, assignment};
 
 use crate::common::shared_backend::{SharedBackend, on_both, open};
 use crate::common::worker_process::{end_with_the_parent, say};
@@ -27,7 +27,7 @@ const KEEP: Duration = Duration::from_secs(3);
 #[test]
 #[ignore = "runs in a process of its own, started by the other tests"]
 fn answering() {
-    let Some((url, millis)) = told() else { return };
+    let Some((url, millis)) = assignment() else { return };
     end_with_the_parent();
     let pause = Duration::from_millis(millis.parse().expect("a number"));
     on_threads(async move {
@@ -47,7 +47,7 @@ fn answering() {
 #[test]
 #[ignore = "runs in a process of its own, started by the other tests"]
 fn asking() {
-    let Some((url, _)) = told() else { return };
+    let Some((url, _)) = assignment() else { return };
     end_with_the_parent();
     on_threads(async move {
         let backend = open(&url).await;
@@ -131,7 +131,7 @@ fn loops_that_are_killed_leave_no_call_without_its_answer(shared: SharedBackend)
         let mut answers = 0;
         let mut child = Child::start("loop_processes::answering", &shared.url, "20");
         // Killed again and again, each time with requests in flight.
-        while submission.left() > 0 {
+        while submission.remaining() > 0 {
             let answer = tokio::time::timeout(TIMEOUT, submission.next()).await.expect("in time");
             let answer = answer.expect("one is left").expect("an answer");
             let n = asked
@@ -141,7 +141,7 @@ fn loops_that_are_killed_leave_no_call_without_its_answer(shared: SharedBackend)
                 .request;
             assert_eq!(answer.output(), Some(&(n * 10)));
             answers += 1;
-            if answers % 12 == 0 && submission.left() > 0 {
+            if answers % 12 == 0 && submission.remaining() > 0 {
                 child.kill();
                 kills += 1;
                 child = Child::start("loop_processes::answering", &shared.url, "20");
@@ -217,7 +217,7 @@ fn a_client_that_waits_is_not_disturbed_by_a_sweep_of_another_process(shared: Sh
 #[test]
 #[ignore = "runs in a process of its own, started by the other tests"]
 fn sweeping() {
-    let Some((url, _)) = told() else { return };
+    let Some((url, _)) = assignment() else { return };
     end_with_the_parent();
     on_threads(async move {
         let backend = open(&url).await;

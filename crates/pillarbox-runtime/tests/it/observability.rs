@@ -14,7 +14,7 @@ use pillarbox_runtime::group::LoopGroup;
 use pillarbox_runtime::handler::{Attempt, Metadata};
 use pillarbox_runtime::loops::{MainLoop, MainLoopRequest, MainLoopResult};
 use pillarbox_runtime::service::ServiceStackOptions;
-use pillarbox_runtime::trace::{Kinship, TraceContext, Tracer};
+use pillarbox_runtime::trace::{SpanRelation, TraceContext, Tracer};
 use pillarbox_runtime::{
     Backoff, DlqAction, DlqConsumer, FailureKind, Outcome, ProducerHandle, Runnable, Worker,
 };
@@ -396,7 +396,7 @@ async fn a_message_waits_for_its_hook_and_keeps_its_lease() {
         .on_dead_letter(move |_, _| {
             let (begun, may_go_on) =
                 once.lock().expect("a lock").take().expect("it is called once");
-            begun.send(()).expect("somebody waits");
+            begun.send(()).expect("the test waits");
             may_go_on.recv().expect("a word");
         })
         .handler(|_: u32| async { Outcome::reject("no") });
@@ -597,24 +597,24 @@ async fn each_delivery_has_a_span() {
 
 /// The calls of a tracer.
 #[derive(Debug, Default)]
-struct Told(Mutex<Vec<String>>);
+struct TracerCalls(Mutex<Vec<String>>);
 
-struct Telling(Arc<Told>);
+struct RecordingTracer(Arc<TracerCalls>);
 
-impl Tracer for Telling {
-    fn join(&self, _: &tracing::Span, kinship: Kinship<'_>) {
-        let (how, context) = match kinship {
-            Kinship::Child(context) => ("child", context),
-            Kinship::Link(context) => ("link", context),
+impl Tracer for RecordingTracer {
+    fn join(&self, _: &tracing::Span, relation: SpanRelation<'_>) {
+        let (how, context) = match relation {
+            SpanRelation::Child(context) => ("child", context),
+            SpanRelation::Link(context) => ("link", context),
         };
-        self.0.0.lock().expect("told").push(format!("{how} of {context}"));
+        self.0.0.lock().expect("the calls").push(format!("{how} of {context}"));
     }
 
     fn context(&self, _: &tracing::Span) -> Option<TraceContext> {
-        let told = self.0.0.lock().expect("told").len();
+        let calls = self.0.0.lock().expect("the calls").len();
         // The span of the second delivery has a context of its own.
-        let own = format!("00-0af7651916cd43dd8448eb211c80319c-{told:016x}-01");
-        (told == 2).then(|| own.parse().expect("a context"))
+        let own = format!("00-0af7651916cd43dd8448eb211c80319c-{calls:016x}-01");
+        (calls == 2).then(|| own.parse().expect("a context"))
     }
 }
 
@@ -626,11 +626,11 @@ async fn a_first_delivery_is_a_child_and_later_ones_are_links_and_handlers_propa
     let context: TraceContext = TRACE.parse().unwrap();
     let context = context.with_state("vendor=1");
     jobs.send_with(&1, context.attach(SendOptions::new())).await.unwrap();
-    let told = Arc::new(Told::default());
+    let calls = Arc::new(TracerCalls::default());
     let worker = Worker::new(jobs)
         .context(next.clone())
         .retry(Backoff::none())
-        .tracer(Telling(told.clone()))
+        .tracer(RecordingTracer(calls.clone()))
         .handler(
             |_: u32,
              Attempt(attempt): Attempt,
@@ -650,7 +650,7 @@ async fn a_first_delivery_is_a_child_and_later_ones_are_links_and_handlers_propa
     let mut stats = running.control().stats();
     stats.wait_for(|stats| stats.succeeded == 1).await.unwrap();
     running.stop().await.unwrap();
-    assert_eq!(*told.0.lock().unwrap(), [format!("child of {TRACE}"), format!("link of {TRACE}")]);
+    assert_eq!(*calls.0.lock().unwrap(), [format!("child of {TRACE}"), format!("link of {TRACE}")]);
 
     let batch = next.receive(Receive::up_to(10)).await.unwrap();
     let contexts = batch.messages().iter().map(|message| TraceContext::of(message.attributes()));

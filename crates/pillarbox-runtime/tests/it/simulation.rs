@@ -508,30 +508,31 @@ async fn check_all(
     let queued = page.messages.iter().map(|peeked| first_id(&peeked.message));
     let queued: BTreeSet<_> = queued.collect::<pillarbox_core::Result<_>>().map_err(wrong)?;
     let page = dead.peek(1000, None).await.map_err(wrong)?;
-    let mut buried = BTreeMap::new();
+    let mut dead_letters = BTreeMap::new();
     for letter in &page.messages {
         let letter = DeadLetter::read(&letter.message).map_err(|error| error.to_string())?;
-        let lives: &mut BTreeSet<_> = buried.entry(letter.message_id).or_default();
+        let lives: &mut BTreeSet<_> = dead_letters.entry(letter.message_id).or_default();
         if !lives.insert(letter.replay_count) {
             return Err(format!("two dead letters of {}", letter.message_id));
         }
     }
     let world = stage.world();
     for id in &world.committed {
-        let is_first_life = buried.get(id).is_some_and(|lives| lives.contains(&0));
+        let is_first_life = dead_letters.get(id).is_some_and(|lives| lives.contains(&0));
         // An earlier delivery may have been on its way to the dead letters when its lease ended.
         if is_first_life && world.runs_of[id] == 1 {
             return Err(format!("a dead letter of {id}, which was acknowledged"));
         }
     }
     for id in &world.sent {
-        let ends = [queued.contains(id), buried.contains_key(id), world.succeeded.contains(id)];
+        let ends =
+            [queued.contains(id), dead_letters.contains_key(id), world.succeeded.contains(id)];
         if !ends.contains(&true) {
             return Err(format!("message {id} is lost"));
         }
     }
     totals.succeeded = world.succeeded.len() as u64;
-    totals.dead = buried.len() as u64;
+    totals.dead = dead_letters.len() as u64;
     totals.committed = world.committed.len() as u64;
     (totals.runs, totals.replays) = (world.runs, world.replays);
     Ok(())

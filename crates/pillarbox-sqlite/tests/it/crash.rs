@@ -11,7 +11,7 @@ use pillarbox_sqlite::rusqlite::{Connection, TransactionBehavior};
 use pillarbox_sqlite::{transaction, verify};
 use pillarbox_testing::campaign::{Record, Workload};
 use pillarbox_testing::on_threads;
-use pillarbox_testing::process::{Child, setting, told};
+use pillarbox_testing::process::{Child, assignment, setting};
 use rand::RngExt;
 
 use crate::common::{SmallDisk, assert_intact, directory, open, queue};
@@ -22,7 +22,7 @@ const QUEUE: &str = "campaign";
 #[test]
 #[ignore = "runs in a process of its own, started by the campaigns"]
 fn client() {
-    let Some((file, task)) = told() else { return };
+    let Some((file, task)) = assignment() else { return };
     let mut words = task.split(' ');
     let mut next = || words.next().and_then(|word| word.parse().ok()).unwrap_or(0u64);
     let (seed, max_body, may_fail) = (next(), next() as usize, next() > 0);
@@ -161,7 +161,7 @@ fn a_full_disk_loses_nothing_and_works_again() {
 #[test]
 #[ignore = "runs in a process of its own, started by the campaign of transactions"]
 fn shop() {
-    let Some((file, _)) = told() else { return };
+    let Some((file, _)) = assignment() else { return };
     on_threads(async move {
         let backend = open(&file).await;
         let invoices: Mailbox<u64> = backend.mailbox("invoices").expect("a mailbox");

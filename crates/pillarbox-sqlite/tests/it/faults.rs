@@ -8,7 +8,7 @@ use std::time::Duration;
 use pillarbox_core::{Mailboxes, Outgoing, RawMessage, Receive, Settle};
 use pillarbox_sqlite::rusqlite::Connection;
 use pillarbox_sqlite::{FilePermissions, SqliteBackend, SqliteOptions};
-use pillarbox_testing::process::{Child, told};
+use pillarbox_testing::process::{Child, assignment};
 
 use crate::common::{
     SmallDisk, assert_intact, assert_says, database, directory, open, problem, queue, refusal, send,
@@ -291,7 +291,7 @@ async fn closing_does_not_wait_for_a_lock_that_another_program_holds() {
 #[test]
 #[ignore = "runs in a process of its own, as an unprivileged user"]
 fn unprivileged() {
-    let Some((file, _)) = told() else { return };
+    let Some((file, _)) = assignment() else { return };
     pillarbox_testing::block_on(async {
         let output = match SqliteBackend::open(SqliteOptions::new(file)).await {
             Err(error) => error.to_string(),

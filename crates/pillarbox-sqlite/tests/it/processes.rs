@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use pillarbox_core::{Outgoing, Receipt, Receive, Settle};
 use pillarbox_sqlite::rusqlite::Connection;
-use pillarbox_testing::process::{Child, told};
+use pillarbox_testing::process::{Child, assignment};
 
 use crate::common::{assert_intact, database, directory, open, open_again, queue, send};
 
@@ -12,7 +12,7 @@ use crate::common::{assert_intact, database, directory, open, open_again, queue,
 #[test]
 #[ignore = "runs in a process of its own"]
 fn receiver() {
-    let Some((file, count)) = told() else { return };
+    let Some((file, count)) = assignment() else { return };
     pillarbox_testing::block_on(async {
         let backend = open(file).await;
         let jobs = queue(&backend, "jobs");

@@ -115,7 +115,7 @@ fn check(directory: &TempDir, input: &[u8]) {
     let progress = run.progress();
     assert!(progress.collected <= progress.total && progress.sent <= progress.total);
     let scored = progress.passed + progress.not_passed;
-    assert_eq!(progress.collected, scored + progress.failed + progress.died);
+    assert_eq!(progress.collected, scored + progress.failed + progress.dead_lettered);
     record_outcome(&format!("{} {}", progress.total > 0, progress.collected > 0));
     for which in [Resubmit::Missing, Resubmit::Unscored, Resubmit::NotPassed] {
         assert!(run.resubmit(which) <= progress.total);

@@ -29,7 +29,7 @@ use crate::output::{text, time};
 use crate::url::BackendUrl;
 
 const TASKS: &str = "demo";
-/// Default queue for the dead letters of [`TASKS`].
+/// The default dead-letter queue of [`TASKS`].
 const DEAD: &str = "demo-dlq";
 
 #[derive(Serialize)]

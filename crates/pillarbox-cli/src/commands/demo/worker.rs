@@ -2,16 +2,21 @@
 
 use std::time::Duration;
 
+use pillarbox::Failure;
 use pillarbox::handler::{Attempt, Context};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use serde::{Deserialize, Serialize};
 
+use crate::demo_errors::{Disconnected, RateLimited, Timeout};
+
 /// Percentage of attempts that fail.
 const FAILS: u64 = 20;
 /// Percentage of tasks whose attempts all fail.
 const ALWAYS_FAILS: u64 = 4;
-const ERRORS: [&str; 3] = ["connection reset by peer", "rate limit exceeded", "no answer in time"];
+/// The failures, one of which is chosen at random. A `Failure` keeps the type of its error.
+const FAILURES: [fn() -> Failure; 3] =
+    [|| Failure::of(Disconnected), || Failure::of(RateLimited), || Failure::of(Timeout)];
 
 /// Body of a message.
 #[derive(Debug, Serialize, Deserialize)]
@@ -44,14 +49,14 @@ pub(crate) async fn work(
     Task { task, .. }: Task,
     Attempt(attempt): Attempt,
     Context(simulation): Context<Simulation>,
-) -> Result<(), &'static str> {
+) -> Result<(), Failure> {
     let Simulation { seed, .. } = *simulation;
     let always_fails = StdRng::seed_from_u64(seed ^ task << 8).random_range(0..100) < ALWAYS_FAILS;
     let mut random = StdRng::seed_from_u64(seed ^ task << 8 ^ u64::from(attempt) << 40);
     let milliseconds = random.random_range(250..750);
     tokio::time::sleep(simulation.scaled(Duration::from_millis(milliseconds))).await;
     if always_fails || random.random_range(0..100) < FAILS {
-        return Err(ERRORS[random.random_range(0..ERRORS.len())]);
+        return Err(FAILURES[random.random_range(0..FAILURES.len())]());
     }
     Ok(())
 }

@@ -45,20 +45,24 @@ pub(super) enum Action {
 
 /// Outcome of the action or of a dry run.
 #[derive(Debug, Default)]
-struct Tally {
+struct BulkResult {
     report: PassReport,
     /// Matches beyond `--max`, of a dry run.
     beyond_max: u64,
 }
 
-impl Tally {
+impl BulkResult {
     /// Returns whether there was no message at all.
     fn is_empty(&self) -> bool {
         let Self { report, beyond_max } = self;
-        let skipped = report.done + report.left + report.exhausted + report.unreadable;
-        let others = report.failed_again + report.refused + report.unacknowledged + report.unseen;
-        skipped + others + beyond_max == 0
+        let processed = report.done + report.unacknowledged;
+        processed + skipped(report) + report.failed_again + report.unseen + beyond_max == 0
     }
+}
+
+/// Returns the number of messages that were received and stay, except those that failed again meanwhile.
+const fn skipped(report: &PassReport) -> u64 {
+    report.skipped + report.exhausted + report.unreadable + report.refused
 }
 
 #[derive(Serialize)]
@@ -69,11 +73,12 @@ struct BulkActionJson<'a> {
     replayed: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     discarded: Option<u64>,
-    left: u64,
+    /// Dead letters that do not match the filter.
+    skipped: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
-    left_by_max_replays: Option<u64>,
+    skipped_by_max_replays: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    left_by_max: Option<u64>,
+    skipped_by_max: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     failed_again: Option<u64>,
     unreadable: u64,
@@ -104,20 +109,20 @@ impl BulkAction {
         dlq: &Dlq,
     ) -> Result<()> {
         let now = Timestamp::now();
-        let (tally, summary) = self.plan(backend, dlq).await?;
+        let (result, summary) = self.plan(backend, dlq).await?;
         if context.out.is_json() {
-            let mut line = self.line(&tally, true);
+            let mut line = self.line(&result, true);
             line.errors = Some(ErrorGroupJson::most_frequent(&summary, TOP, now));
             line.further = Some(other_errors(&summary, TOP));
-            line.left_by_max = Some(tally.beyond_max);
+            line.skipped_by_max = Some(result.beyond_max);
             context.out.json(&line)?;
         } else {
-            if tally.report.done > 0 {
+            if result.report.done > 0 {
                 context.out.table(&error_table(&summary, TOP, now))?;
             }
-            context.out.line(&self.summary(&tally, true))?;
+            context.out.line(&self.summary(&result, true))?;
         }
-        self.notes(context, backend, &tally).await
+        self.notes(context, backend, &result).await
     }
 
     /// Asks for confirmation, unless there is nothing to do.
@@ -171,7 +176,7 @@ impl BulkAction {
         }
     }
 
-    async fn plan(&self, backend: &Mailboxes, dlq: &Dlq) -> Result<(Tally, Summary)> {
+    async fn plan(&self, backend: &Mailboxes, dlq: &Dlq) -> Result<(BulkResult, Summary)> {
         let (mut report, mut beyond_max) = (PassReport::default(), 0);
         let mut summary = Summary::default();
         let counts = backend.queue(&self.queue, QueueOptions::new())?.counts().await?;
@@ -180,7 +185,7 @@ impl BulkAction {
             match &found.letter {
                 _ if !self.is_available(found.state, now) => report.unseen += 1,
                 Err(_) => report.unreadable += 1,
-                Ok(letter) if !self.filter.matches(found.id, letter) => report.left += 1,
+                Ok(letter) if !self.filter.matches(found.id, letter) => report.skipped += 1,
                 Ok(letter) if self.action.is_exhausted(letter.replay_count) => {
                     report.exhausted += 1;
                 }
@@ -195,7 +200,7 @@ impl BulkAction {
         })
         .await?;
         summary.sort();
-        Ok((Tally { report, beyond_max }, summary))
+        Ok((BulkResult { report, beyond_max }, summary))
     }
 
     /// Rejects a queue without any dead letter: receiving from it would count as deliveries of messages for other
@@ -250,18 +255,18 @@ impl BulkAction {
             Err(PassFailed { report, error, .. }) => (report, Some(error)),
         };
         self.print_errors(context, &report);
-        let tally = Tally { report, beyond_max: 0 };
+        let result = BulkResult { report, beyond_max: 0 };
         if context.out.is_json() {
-            context.out.json(&self.line(&tally, false))?;
+            context.out.json(&self.line(&result, false))?;
         } else {
-            context.out.line(&self.summary(&tally, false))?;
+            context.out.line(&self.summary(&result, false))?;
         }
-        self.notes(context, backend, &tally).await?;
+        self.notes(context, backend, &result).await?;
         let failure = match error {
             // Not a usage error, since something was done.
             Some(error) => Failure::Other(error.to_string()),
             None if interrupt.is_interrupted() => Failure::Interrupted,
-            None if tally.report.refused + tally.report.unacknowledged > 0 => {
+            None if result.report.refused + result.report.unacknowledged > 0 => {
                 return Err(Failure::Reported);
             }
             None => return Ok(()),
@@ -287,28 +292,28 @@ impl BulkAction {
             awaited = report.awaited;
             // Messages that failed again were not counted in the total.
             let done = report.done;
-            let left = report.left + report.exhausted + report.unreadable + report.refused;
-            let seen = if is_counted { done } else { done + left + report.unacknowledged };
+            let all = done + report.unacknowledged + skipped(report);
+            let seen = if is_counted { done } else { all };
             progress.add(seen - before);
             progress.set_message(match report.waiting {
-                Some(left) => format!("{done} {past}, waiting up to {}", time::show(left)),
+                Some(wait) => format!("{done} {past}, waiting up to {}", time::show(wait)),
                 None => format!("{done} {past}"),
             });
             before = seen;
         }
     }
 
-    fn line(&self, tally: &Tally, dry_run: bool) -> BulkActionJson<'_> {
+    fn line(&self, result: &BulkResult, dry_run: bool) -> BulkActionJson<'_> {
         let is_replay = matches!(self.action, Action::Replay { .. });
-        let report = &tally.report;
+        let report = &result.report;
         BulkActionJson {
             queue: &self.queue,
             dry_run,
             replayed: is_replay.then_some(report.done),
             discarded: (!is_replay).then_some(report.done),
-            left: report.left,
-            left_by_max_replays: is_replay.then_some(report.exhausted),
-            left_by_max: None,
+            skipped: report.skipped,
+            skipped_by_max_replays: is_replay.then_some(report.exhausted),
+            skipped_by_max: None,
             failed_again: (is_replay && !dry_run).then_some(report.failed_again),
             unreadable: report.unreadable,
             refused: report.refused,
@@ -320,9 +325,9 @@ impl BulkAction {
     }
 
     /// Returns the outcome as text.
-    fn summary(&self, tally: &Tally, dry_run: bool) -> String {
+    fn summary(&self, result: &BulkResult, dry_run: bool) -> String {
         let would = if dry_run { "would be " } else { "" };
-        let report = &tally.report;
+        let report = &result.report;
         let mut summary = match &self.action {
             Action::Replay { to, to_url, .. } => {
                 let to = destination(report.done, to.as_ref(), to_url.as_ref());
@@ -338,10 +343,10 @@ impl BulkAction {
         };
         let max = self.max.unwrap_or_default();
         let parts = [
-            (report.left, "skipped (no match)".to_owned()),
+            (report.skipped, "skipped (no match)".to_owned()),
             (report.exhausted, format!("skipped (already replayed {times})")),
             (report.failed_again, "failed again meanwhile".to_owned()),
-            (tally.beyond_max, format!("skipped (--max {max})")),
+            (result.beyond_max, format!("skipped (--max {max})")),
             (report.unreadable, "skipped (not a valid dead letter)".to_owned()),
             (report.refused, "skipped (rejected)".to_owned()),
             (report.unseen, "skipped (in flight or delayed)".to_owned()),
@@ -379,12 +384,17 @@ impl BulkAction {
         }
     }
 
-    async fn notes(&self, context: &Context, backend: &Mailboxes, tally: &Tally) -> Result<()> {
-        let number = tally.report.unreadable;
+    async fn notes(
+        &self,
+        context: &Context,
+        backend: &Mailboxes,
+        result: &BulkResult,
+    ) -> Result<()> {
+        let number = result.report.unreadable;
         if number > 0 {
             context.out.note(&unreadable_note(number, &self.queue));
         }
-        if tally.is_empty() {
+        if result.is_empty() {
             context.note_if_unknown(backend, &self.queue).await?;
         }
         Ok(())

@@ -77,7 +77,7 @@ fn error_table(summary: &Summary, top: usize, now: Timestamp) -> Table {
     for group in summary.errors.iter().take(top) {
         table.row([
             group.count.to_string(),
-            percent(group.count, summary.letters),
+            percent(group.count, summary.dead_letters),
             time::ago(group.first_at, now),
             time::ago(group.last_at, now),
             group.source_mailbox.clone(),
@@ -103,7 +103,7 @@ impl<'a> ErrorGroupJson<'a> {
         let age = |at: Timestamp| now.since(at).as_millis() as f64 / 1e3;
         let groups = summary.errors.iter().take(top).map(|group| Self {
             group,
-            share: (group.count as f64 / summary.letters as f64 * 1e4).round() / 1e4,
+            share: (group.count as f64 / summary.dead_letters as f64 * 1e4).round() / 1e4,
             first_age_seconds: age(group.first_at),
             last_age_seconds: age(group.last_at),
         });

@@ -15,8 +15,6 @@ use crate::context::Context;
 use crate::failure::{Failure, Result};
 use crate::output::{Table, text, time};
 
-/// Suffix of the default queues for dead letters.
-const SUFFIX: &str = "-dlq";
 /// Maximum number of invalid messages whose ids are shown.
 const MAX_LISTED: usize = 5;
 
@@ -31,7 +29,7 @@ struct QueueSummary {
 #[derive(Serialize)]
 struct DlqStatsJson<'a> {
     queue: &'a QueueName,
-    letters: u64,
+    dead_letters: u64,
     others: u64,
     replayed: u64,
     unreadable: u64,
@@ -55,11 +53,11 @@ pub(super) async fn run(context: &mut Context, args: args::DlqStats) -> Result<(
         if queues.is_empty() {
             let url = context.url();
             context.out.note(&format!(
-                "{url} has no queue that ends in {SUFFIX}; give the name of a queue"
+                "{url} has no dead-letter queue with a default name, such as orders-dlq; give the name of a queue"
             ));
         }
         let mut overview =
-            Table::new(&["QUEUE", ">LETTERS", ">OLDEST", ">NEWEST", ">TOP", "ERROR"]);
+            Table::new(&["QUEUE", ">DEAD LETTERS", ">OLDEST", ">NEWEST", ">TOP", "ERROR"]);
         let mut problems = Vec::new();
         for (index, queue) in queues.iter().enumerate() {
             let dlq = Dlq::open(backend, queue)?;
@@ -99,7 +97,7 @@ pub(super) async fn run(context: &mut Context, args: args::DlqStats) -> Result<(
     .await
 }
 
-/// Returns the queues whose names are defaults for dead letters.
+/// Returns the queues with the default name of a dead-letter queue.
 async fn default_queues(backend: &Mailboxes) -> Result<Vec<QueueName>> {
     let mut queues = backend.queues().await?;
     queues.retain(|name| backend.is_dead_letter_name(name));
@@ -124,14 +122,14 @@ async fn summarize(dlq: &Dlq, filter: &Filter) -> Result<QueueSummary> {
 
 impl QueueSummary {
     fn is_empty(&self) -> bool {
-        self.summary.letters + self.summary.others + self.summary.unreadable == 0
+        self.summary.dead_letters + self.summary.others + self.summary.unreadable == 0
     }
 
     fn line(&self, top: usize, now: Timestamp) -> DlqStatsJson<'_> {
         let Self { queue, summary, unreadable } = self;
         DlqStatsJson {
             queue,
-            letters: summary.letters,
+            dead_letters: summary.dead_letters,
             others: summary.others,
             replayed: summary.replayed,
             unreadable: summary.unreadable,
@@ -151,7 +149,7 @@ impl QueueSummary {
         let top = self.summary.errors.first();
         [
             self.queue.to_string(),
-            self.summary.letters.to_string(),
+            self.summary.dead_letters.to_string(),
             age(self.summary.first_at),
             age(self.summary.last_at),
             top.map_or_else(none, |top| top.count.to_string()),
@@ -162,7 +160,8 @@ impl QueueSummary {
     /// Returns the totals on one line.
     fn totals(&self, now: Timestamp) -> String {
         let summary = &self.summary;
-        let mut totals = format!("{}: {}", self.queue, text::count(summary.letters, "dead letter"));
+        let mut totals =
+            format!("{}: {}", self.queue, text::count(summary.dead_letters, "dead letter"));
         if let (Some(first), Some(last)) = (summary.first_at, summary.last_at) {
             totals.push_str(&format!(
                 ", {} replayed before, bodies of {}, oldest {}, newest {}",
@@ -184,7 +183,7 @@ impl QueueSummary {
 
 fn show(context: &mut Context, found: &QueueSummary, top: usize, now: Timestamp) -> Result<()> {
     context.out.line(&found.totals(now))?;
-    if found.summary.letters > 0 {
+    if found.summary.dead_letters > 0 {
         context.out.table(&error_table(&found.summary, top, now))?;
     }
     match other_errors(&found.summary, top) {
@@ -213,7 +212,7 @@ impl Alarm {
     fn problem(&self, found: &QueueSummary, filter: &Filter, now: Timestamp) -> Option<String> {
         let QueueSummary { queue, summary, .. } = found;
         let unreadable = if filter.is_all() { summary.unreadable } else { 0 };
-        let depth = summary.letters + unreadable;
+        let depth = summary.dead_letters + unreadable;
         let oldest = summary.first_at.map(|first| now.since(first));
         let mut problems = Vec::new();
         if let Some(over) = self.over.filter(|over| depth > *over) {

@@ -16,7 +16,7 @@ use ratatui::DefaultTerminal;
 use tokio::task::JoinSet;
 
 use self::keys::{Input, Keys};
-use self::model::{Action, Model};
+use self::model::{Model, TopAction};
 use super::stats::{Counted, count};
 use super::with_backend;
 use crate::args;
@@ -72,11 +72,11 @@ async fn watch(
     loop {
         terminal.draw(|frame| screen::draw(frame, model))?;
         let action = tokio::select! {
-            () = interrupt.interrupted() => Action::Quit,
+            () = interrupt.interrupted() => TopAction::Quit,
             input = keys.next() => match input {
                 Some(Input::Key(key)) => model.key(key),
-                Some(Input::Resized) => Action::None,
-                None => Action::Quit,
+                Some(Input::Resized) => TopAction::None,
+                None => TopAction::Quit,
             },
             Some(Ok(answer)) = asked.join_next() => {
                 counting &= !matches!(answer, Answer::Counted(..));
@@ -84,13 +84,13 @@ async fn watch(
                 apply(model, answer)
             }
             // A backend that does not answer is not asked again, and keys still work.
-            _ = ticks.tick(), if !counting => Action::Count,
+            _ = ticks.tick(), if !counting => TopAction::Count,
         };
         match action {
-            Action::None => {}
-            Action::Quit => return Ok(()),
-            Action::Count if counting => {}
-            Action::Count => {
+            TopAction::None => {}
+            TopAction::Quit => return Ok(()),
+            TopAction::Count if counting => {}
+            TopAction::Count => {
                 counting = true;
                 if let Some(queue) = model.inspected().filter(|_| !peeking) {
                     peeking = true;
@@ -102,11 +102,11 @@ async fn watch(
                     Answer::Counted(Instant::now(), counted)
                 });
             }
-            Action::Inspect(queue) => {
+            TopAction::Inspect(queue) => {
                 peeking = true;
                 asked.spawn(peek(backend.clone(), queue));
             }
-            Action::Purge(queue) => {
+            TopAction::Purge(queue) => {
                 let backend = backend.clone();
                 asked.spawn(async move {
                     let purge = async { backend.queue(&queue, QueueOptions::new())?.purge().await };
@@ -137,18 +137,18 @@ async fn peek_some(backend: &Mailboxes, queue: &QueueName) -> pillarbox::Result<
     Ok(messages)
 }
 
-fn apply(model: &mut Model, answer: Answer) -> Action {
+fn apply(model: &mut Model, answer: Answer) -> TopAction {
     match answer {
         Answer::Counted(at, Ok(Counted { counts, failed })) => model.counted(at, counts, &failed),
         Answer::Counted(_, Err(failure)) => model.failed(failure.text().unwrap_or_default()),
         Answer::Peeked(queue, Ok(messages)) => model.peeked(&queue, messages),
         Answer::Purged(queue, Ok(number)) => {
             model.purged(&queue, number);
-            return Action::Count;
+            return TopAction::Count;
         }
         Answer::Peeked(_, Err(error)) | Answer::Purged(_, Err(error)) => {
             model.failed(error.to_string());
         }
     }
-    Action::None
+    TopAction::None
 }

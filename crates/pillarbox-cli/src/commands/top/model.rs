@@ -9,9 +9,9 @@ use ratatui::crossterm::event::KeyCode;
 /// Number of counts in the sparkline.
 const HISTORY: usize = 40;
 
-/// Action that a key triggers.
+/// Action that a key or the timer triggers.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Action {
+pub(crate) enum TopAction {
     None,
     Quit,
     Count,
@@ -159,17 +159,17 @@ impl Model {
     }
 
     /// Handles a key.
-    pub(crate) fn key(&mut self, key: KeyCode) -> Action {
+    pub(crate) fn key(&mut self, key: KeyCode) -> TopAction {
         if let Some(dialog) = self.dialog.take() {
             return match (dialog, key) {
-                (_, KeyCode::Char('q')) => Action::Quit,
-                (Dialog::Purge { queue, .. }, KeyCode::Char('y' | 'Y')) => Action::Purge(queue),
-                _ => Action::None,
+                (_, KeyCode::Char('q')) => TopAction::Quit,
+                (Dialog::Purge { queue, .. }, KeyCode::Char('y' | 'Y')) => TopAction::Purge(queue),
+                _ => TopAction::None,
             };
         }
         match key {
-            KeyCode::Char('q') => return Action::Quit,
-            KeyCode::Esc if self.inspected().is_none() => return Action::Quit,
+            KeyCode::Char('q') => return TopAction::Quit,
+            KeyCode::Esc if self.inspected().is_none() => return TopAction::Quit,
             KeyCode::Esc | KeyCode::Backspace | KeyCode::Left => self.page = Page::Queues,
             KeyCode::Char('?' | 'h') | KeyCode::F(1) => self.dialog = Some(Dialog::Help),
             KeyCode::Down | KeyCode::Char('j') => self.step(1),
@@ -178,22 +178,22 @@ impl Model {
             KeyCode::PageUp => self.step(-10),
             KeyCode::Home | KeyCode::Char('g') => self.step(isize::MIN),
             KeyCode::End | KeyCode::Char('G') => self.step(isize::MAX),
-            KeyCode::Char('r') => return Action::Count,
+            KeyCode::Char('r') => return TopAction::Count,
             KeyCode::Char('s') => self.sort_next(),
             KeyCode::Enter | KeyCode::Right => return self.inspect(),
             KeyCode::Char('p') => self.ask_to_purge(),
             _ => {}
         }
-        Action::None
+        TopAction::None
     }
 
-    fn inspect(&mut self) -> Action {
+    fn inspect(&mut self) -> TopAction {
         let (Page::Queues, Some(row)) = (&self.page, self.selected_row()) else {
-            return Action::None;
+            return TopAction::None;
         };
         let queue = row.name.clone();
         self.page = Page::Messages { queue: queue.clone(), messages: None, selected: 0 };
-        Action::Inspect(queue)
+        TopAction::Inspect(queue)
     }
 
     fn ask_to_purge(&mut self) {
@@ -351,32 +351,32 @@ mod tests {
     #[test]
     fn a_purge_needs_confirmation() {
         let (mut model, _) = model(&[("a", Counts::new(3, 0, 0))]);
-        assert_eq!(model.key(KeyCode::Char('p')), Action::None);
+        assert_eq!(model.key(KeyCode::Char('p')), TopAction::None);
         assert_eq!(model.dialog, Some(Dialog::Purge { queue: name("a"), messages: 3 }));
-        assert_eq!(model.key(KeyCode::Char('n')), Action::None);
+        assert_eq!(model.key(KeyCode::Char('n')), TopAction::None);
         assert_eq!(model.dialog, None);
         model.key(KeyCode::Char('p'));
-        assert_eq!(model.key(KeyCode::Char('y')), Action::Purge(name("a")));
+        assert_eq!(model.key(KeyCode::Char('y')), TopAction::Purge(name("a")));
     }
 
     #[test]
     fn keys_open_a_queue_and_go_back() {
         let (mut model, _) = model(&[("a", Counts::new(3, 0, 0))]);
-        assert_eq!(model.key(KeyCode::Enter), Action::Inspect(name("a")));
+        assert_eq!(model.key(KeyCode::Enter), TopAction::Inspect(name("a")));
         assert_eq!(model.inspected(), Some(&name("a")));
         model.peeked(&name("other"), vec![]);
         assert!(matches!(&model.page, Page::Messages { messages: None, .. }));
         model.peeked(&name("a"), vec![]);
-        assert_eq!(model.key(KeyCode::Esc), Action::None);
+        assert_eq!(model.key(KeyCode::Esc), TopAction::None);
         assert_eq!(model.inspected(), None);
-        assert_eq!(model.key(KeyCode::Esc), Action::Quit);
+        assert_eq!(model.key(KeyCode::Esc), TopAction::Quit);
     }
 
     #[test]
     fn an_empty_list_does_not_panic() {
         let (mut model, _) = model(&[]);
         for key in [KeyCode::Down, KeyCode::Up, KeyCode::End, KeyCode::Enter, KeyCode::Char('p')] {
-            assert_eq!(model.key(key), Action::None);
+            assert_eq!(model.key(key), TopAction::None);
         }
         assert_eq!(model.dialog, None);
     }

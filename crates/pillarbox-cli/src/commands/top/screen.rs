@@ -32,7 +32,7 @@ const FAINT: Style = Style::new().fg(Color::DarkGray);
 const GAP: u16 = 2;
 
 /// Column of a table, shown completely or not at all.
-struct Column {
+struct ScreenColumn {
     heading: String,
     /// Minimum width.
     width: u16,
@@ -42,7 +42,7 @@ struct Column {
     color: Option<Color>,
 }
 
-impl Column {
+impl ScreenColumn {
     fn new(heading: impl Into<String>, width: u16, rank: u8) -> Self {
         Self { heading: heading.into(), width, is_right: false, rank, color: None }
     }
@@ -72,7 +72,7 @@ impl Column {
 }
 
 /// Returns the columns that fit into a width, in order: the most important ones, and at least one.
-fn fitting(columns: &[Column], width: u16) -> Vec<usize> {
+fn fitting(columns: &[ScreenColumn], width: u16) -> Vec<usize> {
     let mut by_rank: Vec<usize> = (0..columns.len()).collect();
     by_rank.sort_by_key(|index| columns[*index].rank);
     let (mut fitting, mut used) = (Vec::new(), 0_u16);
@@ -89,7 +89,7 @@ fn fitting(columns: &[Column], width: u16) -> Vec<usize> {
 }
 
 /// Returns a table of the columns that fit. The last one gets the remaining width.
-fn table(columns: &[Column], rows: &[Vec<String>], width: u16) -> Table<'static> {
+fn table(columns: &[ScreenColumn], rows: &[Vec<String>], width: u16) -> Table<'static> {
     let shown = fitting(columns, width);
     let last = columns.len() - 1;
     let widths = shown.iter().map(|index| match *index == last {
@@ -163,14 +163,14 @@ fn queues(frame: &mut Frame<'_>, area: Rect, model: &Model) {
     let mut rows: Vec<_> = model.rows.iter().map(queue_row).collect();
     let is_flow = model.counts_sends();
     let mut columns = vec![
-        Column::new(mark("QUEUE", Sort::Name), 7, 0),
-        Column::new(mark("READY", Sort::Ready), 7, 1).right(),
-        Column::new("IN FLIGHT", 9, 2).right(),
-        Column::new("DELAYED", 7, 3).right(),
-        Column::new(mark("OLDEST", Sort::Oldest), 8, 4).right(),
-        Column::new(if is_flow { "IN/S" } else { "CHANGE" }, 8, 5).right().color(Color::Cyan),
-        Column::new("OUT/S", 8, 6).right().color(Color::Green),
-        Column::new("DEPTH", 8, 7).color(Color::Yellow),
+        ScreenColumn::new(mark("QUEUE", Sort::Name), 7, 0),
+        ScreenColumn::new(mark("READY", Sort::Ready), 7, 1).right(),
+        ScreenColumn::new("IN FLIGHT", 9, 2).right(),
+        ScreenColumn::new("DELAYED", 7, 3).right(),
+        ScreenColumn::new(mark("OLDEST", Sort::Oldest), 8, 4).right(),
+        ScreenColumn::new(if is_flow { "IN/S" } else { "CHANGE" }, 8, 5).right().color(Color::Cyan),
+        ScreenColumn::new("OUT/S", 8, 6).right().color(Color::Green),
+        ScreenColumn::new("DEPTH", 8, 7).color(Color::Yellow),
     ];
     if !is_flow {
         columns.remove(6);
@@ -189,7 +189,7 @@ fn queues(frame: &mut Frame<'_>, area: Rect, model: &Model) {
 }
 
 /// Returns the width of the names: as wide as needed up to a limit, but leaving space for the counts.
-fn name_width(columns: &[Column], width: u16) -> u16 {
+fn name_width(columns: &[ScreenColumn], width: u16) -> u16 {
     const COUNTS: usize = 4;
     const MAX_WIDTH: u16 = 40;
     const MIN_WIDTH: u16 = 10;
@@ -248,12 +248,12 @@ fn inspect(frame: &mut Frame<'_>, area: Rect, queue: &str, messages: &[Peeked], 
         })
         .collect();
     let mut columns = [
-        Column::new("STATE", 5, 0),
-        Column::new("ID", 13, 5),
-        Column::new("DELIVERIES", 10, 4).right(),
-        Column::new("SENT", 8, 2),
-        Column::new("SIZE", 7, 3).right(),
-        Column::new("BODY", 12, 1),
+        ScreenColumn::new("STATE", 5, 0),
+        ScreenColumn::new("ID", 13, 5),
+        ScreenColumn::new("DELIVERIES", 10, 4).right(),
+        ScreenColumn::new("SENT", 8, 2),
+        ScreenColumn::new("SIZE", 7, 3).right(),
+        ScreenColumn::new("BODY", 12, 1),
     ];
     for index in 0..columns.len() - 1 {
         columns[index].widen(&rows, index);

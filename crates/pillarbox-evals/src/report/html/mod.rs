@@ -56,7 +56,7 @@ impl EvalReport {
             tile("median latency", milliseconds(latency.p50_ms), "");
             tile("p95 latency", milliseconds(latency.p95_ms), "");
         }
-        for status in [Status::NotPassed, Status::Failed, Status::Died, Status::Missing] {
+        for status in [Status::NotPassed, Status::Failed, Status::DeadLettered, Status::Missing] {
             match self.count(status) {
                 0 => {}
                 count => tile(status.label(), count.to_string(), "bad"),
@@ -177,11 +177,11 @@ impl EvalReport {
             row(page, failed);
         }
         page.push_str("</tbody></table></div>\n");
-        if self.failures_left_out > 0 {
+        if self.failures_omitted > 0 {
             let _ = writeln!(
                 page,
                 "<p class=\"faint\">And {} more, in results.jsonl.</p>",
-                self.failures_left_out
+                self.failures_omitted
             );
         }
     }
@@ -261,7 +261,7 @@ fn columns(tally: &Tally) -> [(&'static str, String); 13] {
         ("passed", tally.passed.to_string()),
         ("not passed", tally.not_passed.to_string()),
         ("failed", tally.failed.to_string()),
-        ("died", tally.died.to_string()),
+        ("dead-lettered", tally.dead_lettered.to_string()),
         ("missing", tally.missing.to_string()),
         ("pass rate", or_dash(tally.pass_rate.map(percent))),
         ("95 %", or_dash(tally.interval())),

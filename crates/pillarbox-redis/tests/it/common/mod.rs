@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex};
 use pillarbox_core::{Mailboxes, Queue, QueueOptions};
 use pillarbox_redis::{RedisBackend, RedisOptions};
 use pillarbox_testing::campaign::Workload;
-use pillarbox_testing::process::told;
+use pillarbox_testing::process::assignment;
 use pillarbox_testing::server::{Flavour, RedisCluster, RedisServer};
 use pillarbox_testing::{Subject, on_threads};
 
@@ -103,7 +103,7 @@ pub(crate) fn restart_all(cluster: &mut RedisCluster) {
 
 /// Runs the workload of a child process of a campaign until it is killed.
 pub(crate) fn client(name: &str) {
-    let Some((url, seed)) = told() else { return };
+    let Some((url, seed)) = assignment() else { return };
     on_threads(async move {
         let backend = open(&url).await;
         let seed = seed.parse().expect("a number");

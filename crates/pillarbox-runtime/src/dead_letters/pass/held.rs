@@ -1,4 +1,4 @@
-//! Receipts of the dead letters that a pass has received and leaves.
+//! Receipts of the dead letters that a pass has received and skips.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use pillarbox_core::clock::after;
 use pillarbox_core::{Queue, Receipt, Result, Settle};
 use tokio::time::Instant;
 
-/// Dead letters that were received and are left, in their order.
+/// Dead letters that were received and skipped, in their order.
 pub(super) struct HeldReceipts {
     queue: Arc<dyn Queue>,
     lease: Duration,

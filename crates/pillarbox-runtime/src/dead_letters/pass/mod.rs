@@ -43,7 +43,7 @@ impl Dlq {
     }
 }
 
-/// One pass over a queue of dead letters, built by [`Dlq::replay`] or [`Dlq::discard`].
+/// One pass over a dead-letter queue, built by [`Dlq::replay`] or [`Dlq::discard`].
 ///
 /// A pass may be killed at any moment and run again, and several may run at the same time: no message is lost.
 /// If it is killed after a message was replayed and before its dead letter was acknowledged, the next pass
@@ -72,16 +72,16 @@ pub struct Pass {
 pub struct PassReport {
     /// Number of dead letters that were replayed or discarded.
     pub done: u64,
-    /// Number of dead letters that were received and left because they were not selected. If [ids](Pass::ids)
+    /// Number of dead letters that were received and skipped because they were not selected. If [ids](Pass::ids)
     /// were given, the pass ends when it has found them.
-    pub left: u64,
-    /// Number of dead letters that were left because they reached the maximum number of replays.
+    pub skipped: u64,
+    /// Number of dead letters that were skipped because they reached the maximum number of replays.
     pub exhausted: u64,
-    /// Number of dead letters that were left because this pass had replayed them and they failed again.
+    /// Number of dead letters that were skipped because this pass had replayed them and they failed again.
     pub failed_again: u64,
-    /// Number of messages that were left because they could not be read as dead letters.
+    /// Number of messages that were skipped because they could not be read as dead letters.
     pub unreadable: u64,
-    /// Number of dead letters that were left because the target queue refused their messages, or is on another
+    /// Number of dead letters that were skipped because the target queue refused their messages, or is on another
     /// backend.
     pub refused: u64,
     /// The reasons for the first few refusals.
@@ -175,7 +175,7 @@ impl Pass {
         self
     }
 
-    /// Sets the number of replays after which a message is left, so that one that always fails is not replayed
+    /// Sets the number of replays after which a message is skipped, so that one that always fails is not replayed
     /// forever. Defaults to 3.
     pub fn max_replays(mut self, replays: u32) -> Self {
         self.max_replays = replays;

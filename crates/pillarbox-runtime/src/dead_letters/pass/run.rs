@@ -4,7 +4,7 @@
 //! ones that are not selected under their leases, with only their receipts in memory, and releases them in
 //! their order at the end. If the process ends before that, their leases expire.
 //!
-//! Delayed dead letters cannot be received. They are left, unless the pass is to wait until they are ready.
+//! Delayed dead letters cannot be received. They are skipped, unless the pass is to wait until they are ready.
 
 use std::collections::{HashSet, VecDeque};
 use std::ops::ControlFlow;
@@ -117,7 +117,7 @@ impl PassRun {
             }
             (self.pass.progress)(&self.report);
         }
-        // Other consumers may have received some meanwhile. Those that this pass leaves are in flight, too.
+        // Other consumers may have received some meanwhile. Those that this pass skips are in flight, too.
         let after = queue.counts().await?;
         let others = (after.in_flight + after.delayed).saturating_sub(self.held.len() as u64);
         self.report.unseen = self.report.unseen.max(others);
@@ -141,8 +141,8 @@ impl PassRun {
             let MessageState::Delayed { until } = peeked.state else {
                 return ControlFlow::Continue(());
             };
-            let left = until.since(now);
-            if left <= within
+            let remaining = until.since(now);
+            if remaining <= within
                 && let Ok(letter) = &peeked.letter
                 && self.pass.selects(peeked.id, peeked.enqueued_at, letter, self.now)
                 && !self.pass.is_exhausted(letter)
@@ -150,23 +150,23 @@ impl PassRun {
                     || dlq.target.check(letter, dlq.name()).is_ok())
             {
                 self.report.awaited += 1;
-                last = last.max(Some(left));
+                last = last.max(Some(remaining));
             }
             ControlFlow::Continue(())
         })
         .await?;
-        Ok(last.map(|left| later(counted, left.saturating_add(GRACE))))
+        Ok(last.map(|remaining| later(counted, remaining.saturating_add(GRACE))))
     }
 
     /// Returns the time that the next receive waits for delayed dead letters, and reports it. `None` once that is
     /// over.
     fn next_wait(&mut self, wait_until: Option<Instant>) -> Option<Duration> {
-        let left = wait_until.map(|until| until.saturating_duration_since(Instant::now()));
-        self.report.waiting = left.filter(|left| !left.is_zero());
-        let left = self.report.waiting?;
+        let remaining = wait_until.map(|until| until.saturating_duration_since(Instant::now()));
+        self.report.waiting = remaining.filter(|remaining| !remaining.is_zero());
+        let remaining = self.report.waiting?;
         (self.pass.progress)(&self.report);
         // At most until the leases of the held ones must be extended.
-        let wait = left.min(self.held.extend_in());
+        let wait = remaining.min(self.held.extend_in());
         Some(self.pass.dlq.queue.capabilities().fit_wait(wait))
     }
 
@@ -205,7 +205,7 @@ impl PassRun {
                 Ok(letter)
                     if !self.pass.selects(message.id, message.enqueued_at, &letter, self.now) =>
                 {
-                    self.report.left += 1;
+                    self.report.skipped += 1;
                 }
                 // Replayed by this pass: it would be replayed again and again.
                 Ok(letter)

@@ -53,10 +53,10 @@ use crate::attributes::DEADLINE;
 /// The mailbox is created with the client, and removed when the client is [closed](Self::close) or dropped. If the
 /// process is killed, answers stay there until a loop [deletes](super::MainLoop::keep_replies_for) them.
 pub struct Client<U, O> {
-    inner: Arc<Inner<U, O>>,
+    inner: Arc<ClientInner<U, O>>,
 }
 
-struct Inner<U, O> {
+struct ClientInner<U, O> {
     requests: Mailbox<MainLoopRequest<U>, MainLoopResult<O>>,
     address: Arc<str>,
     waiters: Arc<Waiters<O>>,
@@ -139,7 +139,7 @@ impl<U: 'static, O: Send + 'static> Client<U, O> {
         });
         // It catches panics of the program, and fails all waiters however it ends.
         let listener: BoxFuture<'static, ()> = Box::pin(async move { drop(listener.await) });
-        let inner = Inner {
+        let inner = ClientInner {
             requests: requests.clone(),
             address: address.into(),
             waiters,

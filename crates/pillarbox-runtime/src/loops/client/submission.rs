@@ -60,7 +60,7 @@ impl<O> Submission<O> {
     }
 
     /// Returns the number of requests whose answers were not returned yet.
-    pub fn left(&self) -> usize {
+    pub fn remaining(&self) -> usize {
         self.ids.len() - self.answered.len()
     }
 
@@ -69,7 +69,7 @@ impl<O> Submission<O> {
     /// An answer may be an [error](MainLoopResult::error) of the loop. An error of the backend is
     /// [`CallError::Backend`], also if a request could not be sent.
     pub async fn next(&mut self) -> Option<Result<MainLoopResult<O>, CallError>> {
-        if self.left() == 0 {
+        if self.remaining() == 0 {
             return None;
         }
         let (request_id, answer) = self.answers.recv().await?;
@@ -81,9 +81,9 @@ impl<O> Submission<O> {
     /// not arrive within `timeout` are [`CallError::Timeout`].
     pub async fn collect(mut self, timeout: Duration) -> Vec<Result<MainLoopResult<O>, CallError>> {
         let deadline = after(timeout);
-        let left: Vec<_> =
+        let remaining: Vec<_> =
             self.ids.iter().copied().filter(|id| !self.answered.contains(id)).collect();
-        let mut answers = HashMap::with_capacity(left.len());
+        let mut answers = HashMap::with_capacity(remaining.len());
         while let Ok(Some(answer)) = tokio::time::timeout_at(deadline, self.next()).await {
             let id = match &answer {
                 Ok(result) => result.request_id,
@@ -96,7 +96,8 @@ impl<O> Submission<O> {
             Some(error) => CallError::Backend { request_id, error: error.clone() },
             None => CallError::Timeout { request_id, after: timeout },
         };
-        left.into_iter().map(|id| answers.remove(&id).unwrap_or_else(|| Err(missing(id)))).collect()
+        let answer_or_error = |id| answers.remove(&id).unwrap_or_else(|| Err(missing(id)));
+        remaining.into_iter().map(answer_or_error).collect()
     }
 }
 
@@ -104,7 +105,7 @@ impl<O> fmt::Debug for Submission<O> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Submission")
             .field("requests", &self.ids.len())
-            .field("left", &self.left())
+            .field("remaining", &self.remaining())
             .finish_non_exhaustive()
     }
 }

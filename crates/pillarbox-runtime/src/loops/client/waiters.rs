@@ -31,9 +31,9 @@ impl<O> Waiter<O> {
 }
 
 /// The waiters of a client by request id. The lock is never held across an await.
-pub(super) struct Waiters<O>(Mutex<State<O>>);
+pub(super) struct Waiters<O>(Mutex<WaitersState<O>>);
 
-struct State<O> {
+struct WaitersState<O> {
     waiters: HashMap<Uuid, Entry<O>>,
     /// Number of registrations so far.
     registrations: u64,
@@ -52,7 +52,7 @@ struct Entry<O> {
 impl<O> Waiters<O> {
     pub(super) fn new() -> Self {
         let waiters = HashMap::new();
-        Self(Mutex::new(State { waiters, registrations: 0, outage: None, end: None }))
+        Self(Mutex::new(WaitersState { waiters, registrations: 0, outage: None, end: None }))
     }
 
     /// Registers waiters, all or none, until the returned registration is dropped.
@@ -116,7 +116,7 @@ impl<O> Waiters<O> {
         self.state().waiters.len()
     }
 
-    fn state(&self) -> Locked<'_, State<O>> {
+    fn state(&self) -> Locked<'_, WaitersState<O>> {
         lock(&self.0)
     }
 }

@@ -6,7 +6,7 @@ use pillarbox_core::{Mailbox, Mailboxes};
 use pillarbox_runtime::group::LoopGroup;
 use pillarbox_runtime::handler::{Context, Heartbeat};
 use pillarbox_runtime::{Outcome, Runnable, Worker};
-use pillarbox_testing::process::{Child, told};
+use pillarbox_testing::process::{Child, assignment};
 use pillarbox_testing::{block_on, on_threads};
 use serde::{Deserialize, Serialize};
 
@@ -52,7 +52,7 @@ pub(crate) fn task(setup: &Setup) -> String {
 
 /// The main function of that process: runs two loops until a signal stops them.
 pub(crate) fn serve() {
-    let Some((url, task)) = told() else { return };
+    let Some((url, task)) = assignment() else { return };
     let setup: Setup = serde_json::from_str(&task).expect("setup");
     end_with_the_parent();
     on_threads(async move {

@@ -12,7 +12,7 @@ use pillarbox_runtime::handler::{Context, Heartbeat, Metadata};
 use pillarbox_runtime::{Event, Outcome, Runnable, Worker};
 use pillarbox_sqlite::rusqlite::{Connection, TransactionBehavior};
 use pillarbox_sqlite::transaction;
-use pillarbox_testing::process::{Child, told};
+use pillarbox_testing::process::{Child, assignment};
 pub(crate) use pillarbox_testing::process::{end_with_the_parent, say};
 use pillarbox_testing::{block_on, on_threads};
 use serde::{Deserialize, Serialize};
@@ -35,7 +35,7 @@ pub(crate) struct Order {
 pub(crate) enum Act {
     /// Takes this number of milliseconds, and then has an effect.
     Work(u64),
-    /// Runs until the lease is lost, and returns success all the same.
+    /// Runs until the lease is lost, and returns success nevertheless.
     UntilLost,
     /// Never ends, and can be cancelled.
     Endless,
@@ -85,7 +85,7 @@ pub(crate) fn start_worker(shared: &SharedBackend, setup: &Setup) -> Child {
 #[test]
 #[ignore = "runs in a process of its own, started by the other tests"]
 fn work() {
-    let Some((url, task)) = told() else { return };
+    let Some((url, task)) = assignment() else { return };
     let Task { effects, setup } = serde_json::from_str(&task).expect("a task");
     end_with_the_parent();
     on_threads(async move {
