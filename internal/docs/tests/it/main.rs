@@ -6,6 +6,7 @@ mod architecture;
 mod backends;
 mod common;
 mod console;
+mod deployment;
 mod failing;
 mod features;
 mod operations;
