@@ -3,6 +3,7 @@
 
 use std::collections::BTreeSet;
 use std::path::Path;
+use std::process::Command;
 
 use serde_norway::Value;
 
@@ -160,6 +161,14 @@ fn the_tests_that_answer_a_question_are_there() {
         questions += 1;
     }
     assert!(questions >= 11, "{questions} questions");
+}
+
+#[test]
+fn diagrams_are_as_their_script_draws_them() {
+    let mut script = Command::new("python3");
+    script.args(["scripts/diagrams.py", "--check", "docs/pictures"]).current_dir(root());
+    let output = script.output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
 /// Returns the make targets that a text names: in backticks, after a prompt, or in a step of a workflow.
