@@ -14,12 +14,14 @@ macro_rules! pages {
 
 pages! {
     Readme "README.md"
+    FacadeReadme "crates/pillarbox/README.md"
     Backends "docs/backends.md"
     Blocking "docs/blocking.md"
     DeadLetters "docs/dead-letters.md"
     Deduplication "docs/deduplication.md"
     DelayedMessages "docs/delayed-messages.md"
     Deployment "docs/deployment.md"
+    Errors "docs/errors.md"
     Evals "docs/evals.md"
     Events "docs/events.md"
     FanOut "docs/fan-out.md"
@@ -36,6 +38,7 @@ pages! {
     Testing "docs/testing.md"
     TransactionalEnqueue "docs/transactional-enqueue.md"
     Tutorial "docs/tutorial.md"
+    Urls "docs/urls.md"
     Workers "docs/workers.md"
     WritingABackend "docs/writing-a-backend.md"
 }
