@@ -41,6 +41,10 @@ UNWANTED = {"tests", "benches", "target"}
 MAX_PACKAGE_KIB = 1024
 
 
+class CargoFailed(Exception):
+    pass
+
+
 class Check:
     def __init__(self):
         self.problems = []
@@ -154,7 +158,8 @@ class Check:
         for name in order:
             path = TARGET / "package" / f"{name}-{self.version}.crate"
             size += path.stat().st_size
-            self.expect(path.stat().st_size <= MAX_PACKAGE_KIB * 1024, f"{name}: the package is larger than {MAX_PACKAGE_KIB} KiB")
+            self.expect(path.stat().st_size <= MAX_PACKAGE_KIB * 1024,
+                        f"{name}: the package is larger than {MAX_PACKAGE_KIB} KiB")
             with tarfile.open(path) as package:
                 files = {file.name.split("/", 1)[1]: file for file in package.getmembers()}
                 manifest = tomllib.load(package.extractfile(files["Cargo.toml"]))
@@ -163,7 +168,8 @@ class Check:
             self.expect(not unwanted, f"{name}: the package has {sorted(unwanted)}")
             self.expect(all(file.isfile() and file.size > 0 for file in files.values()),
                         f"{name}: the package has links or empty files")
-            self.expect(manifest["package"].get("rust-version") == self.rust, f"{name}: the package has another rust-version")
+            self.expect(manifest["package"].get("rust-version") == self.rust,
+                        f"{name}: the package has another rust-version")
             for kind in ("dependencies", "dev-dependencies", "build-dependencies"):
                 for other, dependency in manifest.get(kind, {}).items():
                     self.expect("path" not in dependency, f"{name}: the package depends on {other} by path")
@@ -173,7 +179,7 @@ class Check:
 def cargo(*arguments):
     run = subprocess.run([CARGO, *arguments], cwd=ROOT, capture_output=True, text=True)
     if run.returncode != 0:
-        sys.exit(f"{run.stderr}cargo {arguments[0]} failed ('cargo fetch --locked' downloads dependencies)")
+        raise CargoFailed(f"{run.stderr}cargo {arguments[0]} failed ('cargo fetch --locked' downloads dependencies)")
     return run.stdout
 
 
@@ -192,13 +198,19 @@ def main():
     if options.tag:
         changes = subprocess.run(["git", "status", "--porcelain"], cwd=ROOT, capture_output=True, text=True, check=True)
         check.expect(not changes.stdout, "some changes are not committed")
-    size = check.packages(order, build=not options.quick)
+    try:
+        size = check.packages(order, build=not options.quick)
+    except CargoFailed as failure:
+        check.problems.append(str(failure))
     if check.problems:
-        sys.exit("\n".join(check.problems) + f"\n{len(check.problems)} problems")
+        sys.exit("\n".join(check.problems) + f"\nproblems: {len(check.problems)}")
     done = "packaged" if options.quick else "packaged and built"
     print(f"{check.version}: {len(order)} crates {done}, {size // 1024} KiB, in {time.monotonic() - began:.0f} s.")
     print("To publish, in this order: " + " ".join(order))
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except CargoFailed as failure:
+        sys.exit(str(failure))
