@@ -12,6 +12,7 @@ mod failing;
 mod features;
 mod operations;
 mod pages;
+mod security;
 mod seeds;
 mod shelf;
 mod urls;
