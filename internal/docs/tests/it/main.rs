@@ -15,5 +15,5 @@ mod pages;
 mod security;
 mod seeds;
 mod shelf;
-mod urls;
 mod stability;
+mod urls;
