@@ -74,8 +74,10 @@ impl Backend {
     }
 
     fn accepts(&self, parameter: &str) -> bool {
-        let values = |base| VALUES.iter().map(move |value| format!("{base}{parameter}={value}"));
-        self.bases.iter().flat_map(values).any(|url| (self.parse)(&url).is_some())
+        let is_valid = |url: String| (self.parse)(&url).is_some();
+        let accepts =
+            |base| VALUES.iter().any(|value| is_valid(format!("{base}{parameter}={value}")));
+        self.bases.iter().any(accepts)
     }
 
     /// Returns the parameters that the parser accepts, out of all words of its source.
