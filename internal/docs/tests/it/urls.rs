@@ -76,7 +76,7 @@ impl Backend {
     fn accepts(&self, parameter: &str) -> bool {
         let is_valid = |url: String| (self.parse)(&url).is_some();
         let accepts =
-            |base| VALUES.iter().any(|value| is_valid(format!("{base}{parameter}={value}")));
+            |base: &&str| VALUES.iter().any(|value| is_valid(format!("{base}{parameter}={value}")));
         self.bases.iter().any(accepts)
     }
 
