@@ -17,6 +17,7 @@ pages! {
     FacadeReadme "crates/pillarbox/README.md"
     Backends "docs/backends.md"
     Blocking "docs/blocking.md"
+    Concepts "docs/concepts.md"
     DeadLetters "docs/dead-letters.md"
     Deduplication "docs/deduplication.md"
     DelayedMessages "docs/delayed-messages.md"
