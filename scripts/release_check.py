@@ -177,7 +177,9 @@ class Check:
 
 
 def cargo(*arguments):
-    run = subprocess.run([CARGO, *arguments], cwd=ROOT, capture_output=True, text=True)
+    # The packages are built once each: without what debuggers and later builds would use.
+    settings = {"CARGO_PROFILE_DEV_DEBUG": "false", "CARGO_INCREMENTAL": "0", **os.environ}
+    run = subprocess.run([CARGO, *arguments], cwd=ROOT, env=settings, capture_output=True, text=True)
     if run.returncode != 0:
         raise CargoFailed(f"{run.stderr}cargo {arguments[0]} failed ('cargo fetch --locked' downloads dependencies)")
     return run.stdout
