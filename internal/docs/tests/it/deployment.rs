@@ -46,8 +46,9 @@ fn container(deployment: &Value) -> &Value {
 /// Returns the arguments of an instruction of the Dockerfile. Of several, the last one counts.
 fn instruction(name: &str) -> String {
     let dockerfile = read(DOCKERFILE);
-    let values = dockerfile.lines().filter_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
-    values.last().unwrap_or_else(|| panic!("{name} is not in the Dockerfile")).to_owned()
+    let mut values = dockerfile.lines().rev();
+    let value = values.find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+    value.unwrap_or_else(|| panic!("{name} is not in the Dockerfile")).to_owned()
 }
 
 /// Returns the command of the exec form of an instruction.
