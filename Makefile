@@ -272,6 +272,10 @@ pictures: setup-build ## Records the terminal pictures of the documentation
 	@$(CARGO) build --quiet --locked -p pillarbox-cli
 	@target/venv-pictures/bin/python scripts/pictures.py target/debug/pillarbox docs/pictures
 
+.PHONY: diagrams
+diagrams: ## Draws the diagrams of the documentation
+	@scripts/diagrams.py docs/pictures
+
 .PHONY: deny
 deny: ## Checks licences, sources, versions and advisories of dependencies (cargo-deny is installed if missing)
 	@scripts/setup.sh cargo-deny
@@ -281,6 +285,11 @@ deny: ## Checks licences, sources, versions and advisories of dependencies (carg
 	@if timeout 60 cargo-deny --log-level off --locked fetch db > /dev/null 2>&1; then \
 		cargo-deny --log-level error --locked --all-features check --disable-fetch advisories; \
 		else echo "(skipped: the advisory database cannot be fetched)"; fi
+
+.PHONY: release-check
+release-check: setup-build ## Checks that the crates can be published: metadata, versions, changelog, and a build of every package
+	$(say) "release"
+	@scripts/release_check.py
 
 ensure = @[ -n "$(PREPARED)" ] || scripts/setup.sh
 

@@ -14,7 +14,7 @@ import urllib.parse
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 SITE = ROOT / "target/site"
 BOOK = SITE / "docs"
-BESIDE = ["README.md", "crates", "deploy", "specs"]
+BESIDE = ["CHANGELOG.md", "Cargo.toml", "README.md", "SECURITY.md", "crates", "deploy", "internal", "specs"]
 
 
 class Page(html.parser.HTMLParser):

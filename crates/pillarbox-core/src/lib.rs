@@ -14,6 +14,8 @@
 //! | time | [`Clock`] |
 //! | events within a process | [`events::Dispatcher`] |
 
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
 mod attributes;
 mod capabilities;
 pub mod clock;

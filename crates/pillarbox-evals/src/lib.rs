@@ -20,6 +20,8 @@
 //! Three things hold whichever process dies: every sample is in the report, with its result or as missing; no sample is
 //! counted twice; and a collected result is never computed again.
 
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
 mod collect;
 mod dataset;
 mod error;

@@ -39,6 +39,8 @@
 //! [`Error::Connection`](pillarbox_core::Error::Connection) that says what to do. A send for which the
 //! server has no memory is an [`Error::MailboxFull`](pillarbox_core::Error::MailboxFull).
 
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
 mod backend;
 mod batcher;
 mod caller;

@@ -25,6 +25,8 @@
 //! Metrics go to the recorder that the program installs for the `metrics` crate, logs and spans to its `tracing`
 //! subscriber.
 
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
 mod attempt_limit;
 mod attributes;
 mod backoff;

@@ -80,6 +80,8 @@
 //! | `blocking` | mailboxes for plain threads, without async: the module `blocking` |
 //! | `msgpack` | the `MessagePack` codec |
 
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
 #[cfg(feature = "blocking")]
 pub mod blocking;
 mod open;

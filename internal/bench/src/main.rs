@@ -129,9 +129,9 @@ enum Command {
     /// On every backend, like the runtime suite.
     #[command(after_help = RATIO)]
     Evals(Options),
-    /// How many servers a load needs, reckoned from what one message was measured to cost.
+    /// Estimate how many servers a load needs, from the measured cost of one message.
     ///
-    /// docs/scale.md says what the model is and what it leaves out.
+    /// docs/capacity-planning.md describes the model and its limits.
     Plan(Box<plan::Plan>),
     /// One measurement of the memory suite that needs a process of its own.
     #[command(hide = true, subcommand)]

@@ -1,7 +1,7 @@
-//! How many servers a load needs: the measured cost of one message, times all of them.
+//! Estimates how many servers a load needs, from the measured cost of one message.
 //!
-//! The costs are those that the suite `cluster` has measured on one machine; `docs/scale.md` says which
-//! machine, what the formulas leave out, and what was never tried.
+//! The default costs were measured by the suite `cluster` on one machine. `docs/capacity-planning.md` describes the
+//! machine and the model, and what neither covers.
 
 use std::fmt;
 
@@ -11,107 +11,107 @@ use crate::cluster::partitions_by_primary;
 use crate::measure::Result;
 use crate::report::grouped;
 
-/// The most partitions that a queue can have.
+/// Maximum number of partitions of a queue.
 const MAX_PARTITIONS: u64 = 1000;
-/// The clients that a server takes, unless told otherwise (`maxclients`).
+/// Default maximum number of clients of a server (`maxclients`).
 const MAX_CLIENTS: u64 = 10_000;
-/// The bytes of the bodies with which costs were measured.
+/// Size of the bodies with which the costs were measured, in bytes.
 const MEASURED_BODY: u64 = 256;
 const MICROS: f64 = 1e6;
 const GB: f64 = 1e9;
 const MB: f64 = 1e6;
 
-/// What is asked of the servers, what one of them has, and what a message costs.
+/// The load, the resources of one server, and the cost of a message.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct Plan {
-    /// Messages that go all the way in a second: sent, received and acknowledged.
+    /// Messages per second that are sent, received and acknowledged.
     #[arg(long, default_value_t = 1_000_000)]
     rate: u64,
-    /// Messages that wait, or are in flight.
+    /// Messages in the queues, ready, delayed or in flight.
     #[arg(long, default_value_t = 1_000_000_000)]
     backlog: u64,
-    /// Bytes of a body.
+    /// Size of a body, in bytes.
     #[arg(long, default_value_t = MEASURED_BODY)]
     body: u64,
-    /// Messages in a call to a server, by batches or by callers that are put together.
+    /// Messages per call to a server, from batches or from coalesced callers.
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=1000))]
     batch: u64,
-    /// Messages per second, of the rate, that come to a queue where nothing waits but a receiver.
+    /// Part of the rate that is sent to an empty queue with a waiting receiver, in messages per second.
     #[arg(long, default_value_t = 0)]
     wake_ups: u64,
-    /// Replicas of each primary.
+    /// Number of replicas of each primary.
     #[arg(long, default_value_t = 1)]
     replicas: u64,
     /// Whether senders wait for replicas (`?replicas=N`).
     #[arg(long)]
     confirmed: bool,
-    /// Programs that use the queues [default: as many as the rate needs, at one core each].
+    /// Number of programs that use the queues [default: as many as the rate needs, with one core each].
     #[arg(long)]
     processes: Option<u64>,
-    /// Partitions of the busiest queue for each primary, so that slots can be moved.
+    /// Partitions of the busiest queue per primary; several, so that slots can be moved.
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u64).range(1..))]
     partitions_per_primary: u64,
-    /// The busiest queue, to see where the slots of its partitions are.
+    /// Name of the busiest queue, which determines the slots of its partitions.
     #[arg(long, default_value = "jobs")]
     queue: String,
     /// Memory of a server, in GB.
     #[arg(long, default_value_t = 64.0)]
     server_memory: f64,
-    /// Network of a server, in Gbit/s each way.
+    /// Network bandwidth of a server in each direction, in Gbit/s.
     #[arg(long, default_value_t = 10.0)]
     server_network: f64,
-    /// How much of a core, of the memory and of the network may be used, in percent. The rest is for
-    /// peaks, for snapshots, and for replicas that are filled anew.
+    /// Planned utilization of a core, of the memory and of the network, in percent. The rest is for peaks,
+    /// snapshots, and replicas that synchronize.
     #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=100))]
     used: u64,
     #[command(flatten)]
     costs: Costs,
 }
 
-/// What was measured, with bodies of 256 bytes. Take your own: `pillarbox-bench cluster`.
+/// Costs, measured with bodies of 256 bytes. `pillarbox-bench cluster` measures your own.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Measured costs")]
 struct Costs {
-    /// A server's CPU time for a message, in µs, however many are in a call.
+    /// CPU time of a server per message, in µs, independent of the batch size.
     #[arg(long, default_value_t = 11.0)]
     cpu_per_message: f64,
-    /// A server's CPU time for the calls that send, receive and acknowledge, in µs, to be shared by
-    /// all messages in them.
+    /// CPU time of a server for the three calls that send, receive and acknowledge, in µs, shared by all
+    /// messages of the calls.
     #[arg(long, default_value_t = 65.0)]
     cpu_per_calls: f64,
-    /// A server's CPU time for a message that wakes a receiver, in µs.
+    /// CPU time of a server for a message that wakes a receiver, in µs.
     #[arg(long, default_value_t = 280.0)]
     cpu_per_wake_up: f64,
-    /// What a replica adds to its primary's CPU time, in percent.
+    /// CPU time that a replica adds to its primary, in percent.
     #[arg(long, default_value_t = 12.0)]
     cpu_per_replica: f64,
-    /// A client's CPU time for a message, in µs.
+    /// CPU time of a client per message, in µs.
     #[arg(long, default_value_t = 9.0)]
     cpu_of_client: f64,
-    /// Bytes of a server's memory for a message that waits, its body aside.
+    /// Memory of a server per message, without the body, in bytes.
     #[arg(long, default_value_t = 166.0)]
     memory_per_message: f64,
-    /// Bytes to a server for a message, its body aside.
+    /// Bytes sent to a server per message, without the body.
     #[arg(long, default_value_t = 204.0)]
     bytes_in: f64,
-    /// Bytes from a server for a message, its body aside.
+    /// Bytes sent by a server per message, without the body.
     #[arg(long, default_value_t = 68.0)]
     bytes_out: f64,
-    /// Bytes from a primary to each replica for a message, its body aside.
+    /// Bytes sent by a primary to each replica per message, without the body.
     #[arg(long, default_value_t = 385.0)]
     bytes_replicated: f64,
-    /// Commands per second that a process asks for which only waits.
+    /// Commands per second of a process that only waits.
     #[arg(long, default_value_t = 1.2)]
     commands_of_waiting: f64,
 }
 
-/// Something that servers have a limited amount of.
+/// The need for one resource.
 #[derive(Debug, Clone, Copy)]
 struct Need {
     what: Resource,
-    /// In all.
+    /// Total amount.
     needed: f64,
-    /// What one primary may use.
+    /// Amount that one primary may use.
     usable: f64,
 }
 
@@ -143,23 +143,23 @@ impl Resource {
 }
 
 impl Need {
-    /// How many primaries are enough for this alone.
+    /// Number of primaries that this resource alone needs.
     fn primaries(self) -> u64 {
         (self.needed / self.usable).ceil().max(1.0) as u64
     }
 }
 
 impl Plan {
-    /// Says what is needed, and why.
+    /// Prints the plan.
     pub(crate) fn print(&self) -> Result<()> {
         if !(self.server_memory > 0.0 && self.server_network > 0.0) {
-            return Err("a server has memory and a network: more than 0".into());
+            return Err("the memory and the network of a server must be more than 0".into());
         }
         print!("{self}");
         Ok(())
     }
 
-    /// A primary's CPU time for a message, in microseconds.
+    /// CPU time of a primary per message, in microseconds.
     fn cpu_each(&self) -> f64 {
         let Costs { cpu_per_message, cpu_per_calls, .. } = self.costs;
         (cpu_per_message + cpu_per_calls / self.batch as f64) * self.replicated_cpu()
@@ -189,7 +189,7 @@ impl Plan {
         ]
     }
 
-    /// The need for which the most primaries are needed.
+    /// Returns the resource that needs the most primaries.
     fn decisive(&self) -> Need {
         let [first, rest @ ..] = self.needs();
         let larger = |most: Need, next: Need| {
@@ -198,7 +198,7 @@ impl Plan {
         rest.into_iter().fold(first, larger)
     }
 
-    /// How many programs use the queues.
+    /// Number of programs that use the queues.
     fn processes(&self) -> u64 {
         let cores = self.rate as f64 * self.costs.cpu_of_client / MICROS;
         let needed = (cores / (self.used as f64 / 100.0)).ceil().max(1.0) as u64;
@@ -211,18 +211,19 @@ impl fmt::Display for Plan {
         let Self { rate, backlog, body, batch, replicas, used, costs, .. } = self;
         writeln!(
             f,
-            "{} messages/s, {} waiting, bodies of {body} B, {batch} in a call",
+            "{} messages/s, {} queued, {body} B bodies, {} per call",
             grouped(*rate),
-            grouped(*backlog)
+            grouped(*backlog),
+            plural(*batch, "message")
         )?;
-        writeln!(f, "\n{:<12} {:>16} {:>22} {:>10}", "", "in all", "of a primary", "primaries")?;
+        writeln!(f, "\n{:<12} {:>16} {:>22} {:>10}", "", "total", "per primary", "primaries")?;
         for need in self.needs() {
             writeln!(
                 f,
                 "{:<12} {:>16} {:>22} {:>10}",
                 need.what.name(),
                 need.what.amount(need.needed),
-                format!("{used} %: {}", need.what.amount(need.usable)),
+                format!("{used}%: {}", need.what.amount(need.usable)),
                 grouped(need.primaries())
             )?;
         }
@@ -231,7 +232,7 @@ impl fmt::Display for Plan {
         let servers = primaries * (1 + replicas);
         writeln!(
             f,
-            "\n{} primaries, because of {}; with {} each, {} servers",
+            "\n{} primaries, limited by {}; with {} each, {} servers",
             grouped(primaries),
             most.what.name(),
             plural(*replicas, "replica"),
@@ -240,11 +241,11 @@ impl fmt::Display for Plan {
         let share = |amount: u64| grouped(amount.div_ceil(primaries));
         let [cpu, memory, bytes_in, bytes_out] =
             self.needs().map(|need| need.what.amount(need.needed / primaries as f64));
-        writeln!(f, "  each primary     {} messages/s, {} waiting", share(*rate), share(*backlog))?;
+        writeln!(f, "  each primary     {} messages/s, {} queued", share(*rate), share(*backlog))?;
         writeln!(f, "                   {cpu}, {memory}, {bytes_in} in, {bytes_out} out")?;
         writeln!(
             f,
-            "  of a message     {:.1} µs of a primary's CPU, {:.0} B of memory",
+            "  per message      {:.1} µs of CPU on a primary, {:.0} B of memory",
             self.cpu_each(),
             *body as f64 + costs.memory_per_message
         )?;
@@ -253,21 +254,21 @@ impl fmt::Display for Plan {
         let (least, busiest) = (held.iter().min().unwrap_or(&0), held.iter().max().unwrap_or(&0));
         writeln!(
             f,
-            "  partitions       {} of the busiest queue, {:.1} for each primary",
+            "  partitions       {} for the busiest queue, {:.1} per primary",
             grouped(partitions),
             partitions as f64 / primaries as f64
         )?;
         writeln!(
             f,
-            "                   if slots stay where a new cluster has them, primaries have {least} \
-             to {busiest} of {:?}",
+            "                   with the slots of a new cluster, each primary has {least} to \
+             {busiest} of {:?}",
             self.queue
         )?;
         let processes = self.processes();
         let each = if self.confirmed { 3 } else { 2 };
         writeln!(
             f,
-            "  processes        {}, {} to each primary: {} at each, {} in all",
+            "  processes        {}, with {} to each primary: {} per primary, {} in total",
             grouped(processes),
             plural(each, "connection"),
             grouped(processes * each),
@@ -275,23 +276,26 @@ impl fmt::Display for Plan {
         )?;
         writeln!(
             f,
-            "  while they wait  {:.1} commands/s at each primary",
+            "  idle             {:.1} commands/s per primary",
             processes as f64 * costs.commands_of_waiting / primaries as f64
         )?;
         if processes * each > MAX_CLIENTS {
-            writeln!(f, "note: more connections than a server takes by default (maxclients)")?;
+            writeln!(f, "note: more connections than a server accepts by default (maxclients)")?;
         }
         if primaries * self.partitions_per_primary > MAX_PARTITIONS {
-            writeln!(f, "note: a queue has no more partitions than {MAX_PARTITIONS}")?;
+            writeln!(f, "note: a queue has at most {MAX_PARTITIONS} partitions")?;
         }
         if self.confirmed {
             writeln!(
                 f,
-                "note: the CPU time of waiting for replicas was not measured, and comes on top"
+                "note: excludes the CPU time of waiting for replicas, which was not measured"
             )?;
         }
         if *body > 2 * MEASURED_BODY {
-            writeln!(f, "note: CPU was measured with {MEASURED_BODY} B; larger bodies cost more")?;
+            writeln!(
+                f,
+                "note: CPU was measured with {MEASURED_BODY} B bodies; larger bodies cost more"
+            )?;
         }
         Ok(())
     }
@@ -313,7 +317,7 @@ mod tests {
         plan: Plan,
     }
 
-    /// Costs that are easy to reckon with, and the given arguments.
+    /// Round costs, and the given arguments.
     fn plan(arguments: &str) -> Plan {
         let costs = "--cpu-per-message 10 --cpu-per-calls 100 --cpu-per-wake-up 200 \
                      --cpu-per-replica 50 --cpu-of-client 30 --memory-per-message 144 \
@@ -381,13 +385,10 @@ mod tests {
     #[test]
     fn limits_are_pointed_out() {
         let text = plan("--rate 1000000 --processes 6000 --partitions-per-primary 100").to_string();
-        assert!(
-            text.contains("maxclients") && text.contains("more partitions than 1000"),
-            "{text}"
-        );
+        assert!(text.contains("maxclients") && text.contains("at most 1000 partitions"), "{text}");
         let confirmed = plan("--processes 6 --confirmed").to_string();
-        assert!(confirmed.contains("3 connections to each primary: 18 at each"), "{confirmed}");
-        assert!(confirmed.contains("comes on top"), "{confirmed}");
+        assert!(confirmed.contains("3 connections to each primary: 18 per primary"), "{confirmed}");
+        assert!(confirmed.contains("was not measured"), "{confirmed}");
         assert!(plan("--body 4096").to_string().contains("larger bodies cost more"));
     }
 

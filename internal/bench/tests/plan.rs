@@ -1,9 +1,9 @@
-//! What `docs/scale.md` shows is what the program prints.
+//! `docs/capacity-planning.md` shows what the program prints.
 
 use std::path::Path;
 use std::process::Command;
 
-/// The commands of the document, each with what it is said to print.
+/// Returns the commands of the page, each with its output.
 fn examples(text: &str) -> Vec<(String, String)> {
     let blocks = text.split("```console\n").skip(1);
     let blocks = blocks.filter_map(|block| block.split_once("\n```").map(|(block, _)| block));
@@ -17,15 +17,15 @@ fn examples(text: &str) -> Vec<(String, String)> {
 
 #[test]
 fn the_document_shows_what_the_program_prints() {
-    let document = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/scale.md");
-    let text = std::fs::read_to_string(document).expect("docs/scale.md");
+    let document = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/capacity-planning.md");
+    let text = std::fs::read_to_string(document).expect("docs/capacity-planning.md");
     let examples = examples(&text);
     assert!(examples.len() >= 3, "{examples:?}");
     for (arguments, expected) in examples {
         let program = env!("CARGO_BIN_EXE_pillarbox-bench");
         let output = Command::new(program).arg("plan").args(arguments.split_whitespace()).output();
         let printed = String::from_utf8(output.expect("the program starts").stdout).expect("text");
-        assert_eq!(printed, expected, "docs/scale.md, plan{arguments}");
+        assert_eq!(printed, expected, "docs/capacity-planning.md, plan{arguments}");
     }
 }
 

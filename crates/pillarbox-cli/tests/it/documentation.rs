@@ -22,7 +22,7 @@ fn the_documentation_names_every_command_and_option() {
     }
     assert_eq!(commands.len(), 24 + 5 + 3, "{commands:?}");
     for command in commands {
-        assert!(documented.contains(&format!("**`{command}")), "{command}");
+        assert!(documented.contains(&format!("\n### `{command}`\n")), "{command}");
         if command == "help" {
             continue;
         }

@@ -253,7 +253,7 @@ fn documented_lines() -> BTreeMap<String, BTreeSet<String>> {
     let docs = include_str!("../../../../docs/operations.md");
     let logs = docs.split("## Logs").nth(1).and_then(|rest| rest.split("\n## ").next());
     let mut lines = BTreeMap::new();
-    for table in logs.expect("a section about logs").split("\nOf `").skip(1) {
+    for table in logs.expect("a section about logs").split("\nTarget `").skip(1) {
         let target = table.split('`').next().expect("a target");
         for row in table.lines().filter(|line| line.starts_with("| ")).skip(1) {
             let cells: Vec<_> = row.trim_matches('|').split('|').map(str::trim).collect();

@@ -10,7 +10,7 @@
 //! | server commands | what waiting at all partitions costs the servers |
 //! | replica | what a replica costs its primary, and what it costs to wait for it |
 //!
-//! The figures are inputs of `pillarbox-bench plan`; `docs/scale.md` says how.
+//! The figures are inputs of `pillarbox-bench plan`, see `docs/capacity-planning.md`.
 //!
 //! Ours is always the queue of twelve partitions on three primaries, or the one that waits for its
 //! replica; the others are the same backend on fewer servers. So a ratio is what the difference costs:

@@ -179,7 +179,7 @@ pub(super) async fn fill(queue: &Ours, batches: u64) -> Result<()> {
 
 /// The first name of which a cluster of one, two or three primaries has equally many partitions at each.
 ///
-/// Slots are where the hash says, and a dozen of them is rarely in balance; see `docs/scale.md`.
+/// Slots are where the hash says, and a dozen of them is rarely in balance; see `docs/capacity-planning.md`.
 fn evenly_spread_name() -> String {
     let is_even = |name: &String| {
         [2, 3].iter().all(|primaries| {

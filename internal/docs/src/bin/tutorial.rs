@@ -1,19 +1,20 @@
-//! Packs orders.
+//! Program of the tutorial: a worker that packs orders.
 
 use pillarbox::prelude::*;
 use serde::{Deserialize, Serialize};
 
+/// The body of a message, stored as JSON.
 #[derive(Serialize, Deserialize)]
 struct Order {
     item: String,
     count: u32,
 }
 
-/// Looks up the price. The list of prices may not be there; then the order cannot be packed.
-async fn pack(order: Order, about: Metadata) -> std::io::Result<()> {
+/// Handles one message. Fails if the price list does not exist.
+async fn pack(order: Order, metadata: Metadata) -> std::io::Result<()> {
     let prices = std::fs::read_to_string("prices.txt")?;
     let Order { item, count } = order;
-    println!("{count} x {item}, delivery {}, at {}", about.delivery_count(), prices.trim());
+    println!("{count} x {item}, delivery {}, at {}", metadata.delivery_count(), prices.trim());
     Ok(())
 }
 
@@ -25,10 +26,10 @@ async fn main() -> pillarbox::Result<()> {
         .handler(pack)
         .retry(Backoff::constant(Duration::from_millis(200)))
         .max_deliveries(3)
-        .dead_letters(DlqPolicy::new())
+        .dead_letters(DlqPolicy::new()) // to `orders-dlq`
         .run_until_empty()
         .await?;
-    println!("{} packed, {} given up", stats.succeeded, stats.terminal_failures);
+    println!("{} packed, {} failed", stats.succeeded, stats.terminal_failures);
     backend.close().await;
     Ok(())
 }

@@ -6,48 +6,50 @@ use pillarbox::prelude::*;
 use pillarbox::{Capabilities, Result};
 use pillarbox_testing::server::RedisServer;
 
-/// A row of the table: its first cell, and the value from the capabilities.
+/// A row of the table: its first cell, and the value of a capability.
 type Row = (&'static str, fn(&Capabilities) -> String);
 
 const ROWS: &[Row] = &[
-    ("outlives the process (`durable`)", |can| yes(can.durable)),
-    ("an old receipt is refused (`strict_receipts`)", |can| yes(can.strict_receipts)),
-    ("an id that is there is not stored again (`idempotent_send`)", |can| yes(can.idempotent_send)),
-    ("an id that has gone is remembered for (`deduplication`)", |can| or("-", can.deduplication)),
-    ("in the order of becoming ready (`fifo`)", |can| yes(can.fifo)),
-    ("exact counts (`exact_counts`)", |can| yes(can.exact_counts)),
-    ("looking without receiving (`peek`)", |can| yes(can.peek)),
-    ("a send says whether it stored (`reports_duplicates`)", |can| yes(can.reports_duplicates)),
-    (
-        "counts deliveries that nobody settled, and that were no attempt (`counts_unsettled`)",
-        |can| yes(can.counts_unsettled),
-    ),
-    ("tells when a message was first delivered (`reports_first_received`)", |can| {
+    ("Messages outlive the process (`durable`)", |can| yes(can.durable)),
+    ("Stale receipts are refused (`strict_receipts`)", |can| yes(can.strict_receipts)),
+    ("Sending an id that is stored stores nothing (`idempotent_send`)", |can| {
+        yes(can.idempotent_send)
+    }),
+    ("How long the id of a deleted message is remembered (`deduplication`)", |can| {
+        or("not at all", can.deduplication)
+    }),
+    ("Delivery in the order of becoming ready (`fifo`)", |can| yes(can.fifo)),
+    ("Exact counts (`exact_counts`)", |can| yes(can.exact_counts)),
+    ("Peek: read messages without receiving them (`peek`)", |can| yes(can.peek)),
+    ("A send reports duplicates (`reports_duplicates`)", |can| yes(can.reports_duplicates)),
+    ("Counts unsettled and uncounted deliveries (`counts_unsettled`)", |can| {
+        yes(can.counts_unsettled)
+    }),
+    ("Reports the time of the first delivery (`reports_first_received`)", |can| {
         yes(can.reports_first_received)
     }),
-    ("`max_size` is kept to the message (`bounded`)", |can| yes(can.bounded)),
-    ("messages in one send or settle (`max_batch`)", |can| thousands(can.max_batch)),
-    ("messages in one receive (`max_receive`)", |can| thousands(can.max_receive)),
-    ("longest wait (`max_wait`)", |can| or("any", can.max_wait)),
-    ("longest delay of a send (`max_delay`)", |can| or("any", can.max_delay)),
-    ("longest delay of a nack (`max_nack_delay`)", |can| or("any", can.max_nack_delay)),
-    ("one delivery, with all extensions (`max_delivery`)", |can| or("any", can.max_delivery)),
-    ("fractions of a second (`sub_second`)", |can| yes(can.sub_second)),
-    ("longest body (`max_body`)", |can| can.max_body.map_or_else(|| "any".to_owned(), size)),
-    ("bodies of any bytes as they are (`binary_bodies`)", |can| yes(can.binary_bodies)),
-    ("attributes of your own (`max_attributes`)", |can| {
-        can.max_attributes.map_or_else(|| "any".to_owned(), thousands)
+    ("`max_size` is exact (`bounded`)", |can| yes(can.bounded)),
+    ("Entries per send or settle call (`max_batch`)", |can| thousands(can.max_batch)),
+    ("Messages per receive call (`max_receive`)", |can| thousands(can.max_receive)),
+    ("Longest wait of a receive (`max_wait`)", |can| or("no limit", can.max_wait)),
+    ("Longest delay of a send (`max_delay`)", |can| or("no limit", can.max_delay)),
+    ("Longest delay of a nack (`max_nack_delay`)", |can| or("no limit", can.max_nack_delay)),
+    ("Longest delivery, with all extensions (`max_delivery`)", |can| {
+        or("no limit", can.max_delivery)
     }),
-    ("names with `.` (`dotted_names`)", |can| yes(can.dotted_names)),
-    ("names with `:` and `/` (`extended_names`)", |can| yes(can.extended_names)),
-    ("partitions of a queue (`max_partitions`)", |can| thousands(can.max_partitions as usize)),
-    ("deletes a queue that nobody uses (`default_ttl`)", |can| yes(can.default_ttl)),
-    ("sends and settles in your own transaction (`transactions`)", |can| yes(can.transactions)),
-    ("purges (`purge_cooldown`)", |can| match can.purge_cooldown {
-        Some(pause) => format!("once in {}", time(pause)),
-        None => "any time".to_owned(),
+    ("Fractions of a second (`sub_second`)", |can| yes(can.sub_second)),
+    ("Largest body (`max_body`)", |can| can.max_body.map_or_else(|| "no limit".to_owned(), size)),
+    ("Bodies are stored as raw bytes (`binary_bodies`)", |can| yes(can.binary_bodies)),
+    ("Attributes of your own per message (`max_attributes`)", |can| {
+        can.max_attributes.map_or_else(|| "no limit".to_owned(), thousands)
     }),
-    ("redrive by the backend itself (`redrive`)", |can| yes(can.redrive)),
+    ("Queue names with `.` (`dotted_names`)", |can| yes(can.dotted_names)),
+    ("Queue names with `:` and `/` (`extended_names`)", |can| yes(can.extended_names)),
+    ("Partitions per queue (`max_partitions`)", |can| thousands(can.max_partitions as usize)),
+    ("Deletes unused queues (`default_ttl`)", |can| yes(can.default_ttl)),
+    ("Sends and settles in your own transaction (`transactions`)", |can| yes(can.transactions)),
+    ("Shortest interval between purges (`purge_cooldown`)", |can| or("none", can.purge_cooldown)),
+    ("Native redrive (`redrive`)", |can| yes(can.redrive)),
 ];
 
 fn yes(is_so: bool) -> String {
@@ -81,7 +83,7 @@ fn size(bytes: usize) -> String {
         _ if bytes.is_multiple_of(1_000_000) => format!("{} MB", bytes / 1_000_000),
         _ if bytes.is_multiple_of(MIB) => format!("{} MiB", bytes / MIB),
         _ if bytes.next_multiple_of(1024).is_multiple_of(MIB) => {
-            format!("a little below {} MiB", bytes.div_ceil(MIB))
+            format!("just under {} MiB", bytes.div_ceil(MIB))
         }
         _ => format!("{bytes} B"),
     }
@@ -89,7 +91,7 @@ fn size(bytes: usize) -> String {
 
 fn cells(mailbox: Result<Mailbox<String>>) -> Vec<String> {
     let mailbox = mailbox.unwrap();
-    ROWS.iter().map(|(_, answer)| answer(mailbox.capabilities())).collect()
+    ROWS.iter().map(|(_, value)| value(mailbox.capabilities())).collect()
 }
 
 /// Returns the expected table.
@@ -105,15 +107,15 @@ async fn table() -> String {
         ("memory", cells(open("memory:").await.mailbox("q"))),
         ("SQLite", cells(sqlite.mailbox("q"))),
         ("Redis", cells(redis.mailbox("q"))),
-        ("Redis, spread", cells(redis.builder("spread").partitions(12).open())),
+        ("Redis, partitioned", cells(redis.builder("spread").partitions(12).open())),
         ("SQS standard", cells(sqs.mailbox("q"))),
         ("SQS FIFO", cells(sqs.mailbox("q.fifo"))),
     ];
     let names = columns.each_ref().map(|(name, _)| *name).join(" | ");
     let mut table = format!("| | {names} |\n|{}\n", "---|".repeat(columns.len() + 1));
-    for (row, (question, _)) in ROWS.iter().enumerate() {
-        let answers: Vec<_> = columns.iter().map(|(_, cells)| cells[row].as_str()).collect();
-        table += &format!("| {question} | {} |\n", answers.join(" | "));
+    for (row, (label, _)) in ROWS.iter().enumerate() {
+        let values: Vec<_> = columns.iter().map(|(_, cells)| cells[row].as_str()).collect();
+        table += &format!("| {label} | {} |\n", values.join(" | "));
     }
     table
 }

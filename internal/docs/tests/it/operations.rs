@@ -1,4 +1,4 @@
-//! The files in deploy/ match docs/operations.md.
+//! The files in deploy/ match docs/operations.md and docs/troubleshooting.md.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{Read as _, Write as _};
@@ -90,18 +90,18 @@ fn rules() -> Vec<(String, Value)> {
 fn every_metric_in_an_alert_exists_and_every_alert_has_its_page() {
     let metrics = metrics();
     assert!(metrics.len() >= 20, "{}", metrics.len());
-    let operations = page("docs/operations.md");
-    let anchors = operations.anchors();
+    let operations = read("docs/operations.md");
+    let anchors = page("docs/troubleshooting.md").anchors();
     let rules = rules();
     assert!(rules.len() >= 10);
     for (name, rule) in rules {
         let problems = problems(rule["expr"].as_str().unwrap(), &metrics);
         assert!(problems.is_empty(), "{name}: {}", problems.join("; "));
         let runbook = rule["annotations"]["runbook"].as_str().unwrap();
-        let anchor = runbook.strip_prefix("docs/operations.md#").unwrap();
+        let anchor = runbook.strip_prefix("docs/troubleshooting.md#").unwrap();
         assert!(anchors.iter().any(|there| there == anchor), "{name}: {runbook}");
-        let row = operations.text.lines().find(|line| line.contains(&format!("`{name}`"))).unwrap();
-        assert!(row.contains(&format!("(#{anchor})")), "{name}: {row}");
+        let row = operations.lines().find(|line| line.contains(&format!("`{name}`"))).unwrap();
+        assert!(row.contains(&format!("(troubleshooting.md#{anchor})")), "{name}: {row}");
         assert!(rule["annotations"]["summary"].as_str().is_some(), "{name}");
         assert!(matches!(rule["labels"]["severity"].as_str(), Some("page" | "ticket")), "{name}");
     }
@@ -112,19 +112,29 @@ fn every_metric_is_on_the_dashboard_and_every_one_there_exists() {
     let dashboard: serde_json::Value =
         serde_json::from_str(&read("deploy/grafana-dashboard.json")).unwrap();
     let metrics = metrics();
-    let (mut shown, mut ids) = (String::new(), BTreeSet::new());
+    let (mut shown, mut ids, mut titles) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
+    let mut places: Vec<[u64; 4]> = Vec::new();
     for panel in dashboard["panels"].as_array().unwrap() {
         let title = panel["title"].as_str().unwrap();
         assert!(ids.insert(panel["id"].as_u64().unwrap()), "{title}");
+        assert!(titles.insert(title), "{title}");
+        assert!(panel["description"].as_str().is_some_and(|text| text.ends_with('.')), "{title}");
         for target in panel["targets"].as_array().unwrap() {
             let expression = target["expr"].as_str().unwrap();
             let problems = problems(expression, &metrics);
             assert!(problems.is_empty(), "{title}: {}", problems.join("; "));
-            shown += expression;
+            let words = expression.split(|c: char| !(c.is_alphanumeric() || c == '_'));
+            shown.extend(words.map(|word| word.strip_suffix("_bucket").unwrap_or(word).to_owned()));
         }
+        let place = ["x", "y", "w", "h"].map(|name| panel["gridPos"][name].as_u64().unwrap());
+        let [x, y, w, h] = place;
+        assert!(x + w <= 24, "{title}");
+        let overlaps = |&[a, b, c, d]: &[u64; 4]| x < a + c && a < x + w && y < b + d && b < y + h;
+        assert!(!places.iter().any(overlaps), "{title} overlaps another panel");
+        places.push(place);
     }
     for name in metrics.keys() {
-        assert!(shown.contains(name.as_str()), "{name} is not on the dashboard");
+        assert!(shown.contains(name), "{name} is not on the dashboard");
     }
 }
 
@@ -146,7 +156,7 @@ fn whatever_is_wrong_with_an_expression_is_found() {
 }
 
 /// Makes an HTTP request, like Prometheus.
-fn get(address: SocketAddr, path: &str) -> String {
+pub(crate) fn get(address: SocketAddr, path: &str) -> String {
     let mut stream = TcpStream::connect(address).unwrap();
     write!(stream, "GET {path} HTTP/1.1\r\nHost: here\r\nConnection: close\r\n\r\n").unwrap();
     let mut answer = String::new();
@@ -250,39 +260,4 @@ async fn a_redis_server_with_the_settings_promises_what_they_say() {
         assert!(warnings.is_empty(), "{}: {warnings:?}", flavour.name());
         backend.close().await;
     }
-}
-
-/// The unit has the settings that docs/lifecycle.md requires, and systemd knows them.
-#[test]
-fn the_unit_fits_the_defaults_of_a_group() {
-    let unit = read("deploy/pillarbox-worker.service");
-    let settings: Vec<_> = unit.lines().filter_map(|line| line.split_once('=')).collect();
-    let setting =
-        |name: &str| settings.iter().find(|(key, _)| *key == name).map(|(_, value)| *value);
-    assert_eq!(setting("Type"), Some("notify"));
-    // Longer than LoopGroup::drain_for, 60 s, and the 5 s after it.
-    let stop: u64 = setting("TimeoutStopSec").unwrap().trim_end_matches('s').parse().unwrap();
-    assert!(stop > 65, "{stop}");
-    // `pillarbox::open` does not wait for a server, so the program exits: with a restart limit, the service would
-    // stay down after the server is back.
-    assert_eq!(setting("Restart"), Some("on-failure"));
-    assert_eq!(setting("StartLimitIntervalSec"), Some("0"), "any limit ends it at last");
-    for line in unit.lines().filter(|line| !line.is_empty() && !line.starts_with('#')) {
-        let is_section = line.starts_with('[') && line.ends_with(']');
-        assert!(is_section || line.split_once('=').is_some(), "{line}");
-    }
-}
-
-#[test]
-fn the_deployment_is_yaml_and_fits_the_defaults_of_a_group() {
-    let deployment: Value = serde_norway::from_str(&read("deploy/kubernetes.yaml")).unwrap();
-    let pod = &deployment["spec"]["template"]["spec"];
-    assert!(pod["terminationGracePeriodSeconds"].as_u64().unwrap() > 65);
-    let container = &pod["containers"][0];
-    assert_eq!(container["livenessProbe"]["httpGet"]["path"].as_str(), Some("/health/live"));
-    assert_eq!(container["readinessProbe"]["httpGet"]["path"].as_str(), Some("/health/ready"));
-    // Probes come from the node: the port must listen on all addresses, not only on loopback.
-    let port = container["ports"][0]["containerPort"].as_u64().unwrap();
-    let text = read("deploy/kubernetes.yaml");
-    assert!(text.contains(&format!("health_addr(([0, 0, 0, 0], {port}))")), "{text}");
 }

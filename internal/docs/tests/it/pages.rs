@@ -3,6 +3,7 @@
 
 use std::collections::BTreeSet;
 use std::path::Path;
+use std::process::Command;
 
 use serde_norway::Value;
 
@@ -135,7 +136,7 @@ fn the_guarantees_name_every_rule_of_the_contract() {
     let (design, guarantees) = (read("docs/design.md"), read("docs/guarantees.md"));
     let rules = table(&design, "| id | rule | tests |");
     let rules: BTreeSet<_> = rules.iter().flat_map(|row| quoted(row[0])).collect();
-    let promises = table(&guarantees, "| promise | rules | where |");
+    let promises = table(&guarantees, "| guarantee | rules | holds on |");
     let named: Vec<_> = promises.iter().flat_map(|row| quoted(row[1])).collect();
     assert!(rules.len() > 20, "{rules:?}");
     assert!(promises.iter().all(|row| row.len() == 3 && !quoted(row[1]).is_empty()));
@@ -149,7 +150,8 @@ fn the_tests_that_answer_a_question_are_there() {
     let faq = page("docs/faq.md");
     let sources: String = rust_files().into_iter().map(|(_, text)| text).collect();
     let mut questions = 0;
-    for answer in faq.text.split("\n## ").skip(1).filter(|answer| !answer.starts_with("And some")) {
+    let answers = faq.text.split("\n## ").skip(1);
+    for answer in answers.filter(|answer| !answer.starts_with("General questions")) {
         let (question, _) = answer.split_once('\n').unwrap();
         let (_, shown) = answer.split_once("\nShown by ").unwrap_or_else(|| panic!("{question}"));
         let tests: Vec<_> = quoted(shown);
@@ -160,6 +162,14 @@ fn the_tests_that_answer_a_question_are_there() {
         questions += 1;
     }
     assert!(questions >= 11, "{questions} questions");
+}
+
+#[test]
+fn diagrams_are_as_their_script_draws_them() {
+    let mut script = Command::new("python3");
+    script.args(["scripts/diagrams.py", "--check", "docs/pictures"]).current_dir(root());
+    let output = script.output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
 /// Returns the make targets that a text names: in backticks, after a prompt, or in a step of a workflow.

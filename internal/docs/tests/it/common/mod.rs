@@ -141,7 +141,7 @@ pub(crate) fn table<'a>(text: &'a str, head: &str) -> Vec<Vec<&'a str>> {
 }
 
 /// Head of the table of metrics in docs/metrics.md.
-pub(crate) const METRICS: &str = "| metric | kind | labels | what |";
+pub(crate) const METRICS: &str = "| metric | type | labels | description |";
 
 /// Returns all Rust files of the repository: path from the root, and text.
 pub(crate) fn rust_files() -> Vec<(String, String)> {
