@@ -8,6 +8,7 @@
 //! | `PILLARBOX_URL` | backend, such as `sqlite:jobs.db`, or `redis://localhost` with the feature `redis`. Required |
 //! | `PILLARBOX_HEALTH_ADDR` | address of the health server. Defaults to `127.0.0.1:8080` |
 //! | `RUST_LOG` | log level. Defaults to `info` |
+//! | `NO_COLOR` | any value: the log has no colours |
 //!
 //! Without the argument `serve`, it handles three jobs in memory and exits.
 

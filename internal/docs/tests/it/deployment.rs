@@ -204,8 +204,8 @@ fn the_files_set_the_variables_that_the_program_reads_and_no_others() {
     let source = program_source(&build(UNIT).example);
     let parts = source.split("env::var(\"").skip(1);
     let mut read: BTreeSet<_> = parts.map(|part| part.split('"').next().unwrap()).collect();
-    assert!(source.contains("tracing_subscriber::fmt::init()"), "this reads RUST_LOG");
-    read.insert("RUST_LOG");
+    assert!(source.contains("tracing_subscriber::fmt::init()"), "this reads both");
+    read.extend(["RUST_LOG", "NO_COLOR"]);
     for variable in &read {
         assert!(source.contains(&format!("//! | `{variable}` |")), "{variable} is not explained");
     }
@@ -276,6 +276,7 @@ async fn the_program_notifies_systemd_answers_the_probes_and_stops_on_sigterm() 
         .env("PILLARBOX_URL", &url)
         .env("PILLARBOX_HEALTH_ADDR", "127.0.0.1:0")
         .env("RUST_LOG", "info")
+        .env("NO_COLOR", "1")
         .env("NOTIFY_SOCKET", &socket)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())

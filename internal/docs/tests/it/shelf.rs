@@ -1,4 +1,4 @@
-//! A backend of your own: queues on a shelf, in memory, for as long as the backend lives.
+//! A complete backend in memory: the program of `docs/writing-a-backend.md`.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -12,40 +12,43 @@ use pillarbox_core::{
 use pillarbox_testing::Subject;
 use tokio::sync::Notify;
 
-/// It keeps every rule, so it says what every backend could say. One that cannot keep a rule says so
-/// here, and the suite leaves that rule out.
+/// Declares every capability, because this backend keeps every rule of the contract. The conformance
+/// suite skips a rule that the capabilities exclude.
 static CAPABILITIES: Capabilities = Capabilities::full("shelf");
 
-/// The backend: all queues by name, and the one clock that decides.
+/// The backend: all queues by name, and the clock of all leases and delays.
 #[derive(Debug, Default)]
 struct Shelf {
-    queues: Mutex<BTreeMap<QueueName, Arc<Slot>>>,
+    queues: Mutex<BTreeMap<QueueName, Arc<QueueState>>>,
     clock: Arc<SystemClock>,
     gate: Arc<Gate>,
 }
 
-/// What all handles of a queue share: the contract as a state machine, and who waits for a change.
+/// State that all handles of a queue share: its messages, and a signal for waiting receives.
 #[derive(Debug, Default)]
-struct Slot {
+struct QueueState {
     ledger: Mutex<Ledger>,
     changed: Notify,
 }
 
-/// A handle of a queue.
+/// A handle to a queue.
 #[derive(Debug)]
 struct ShelfQueue {
     name: QueueName,
     options: QueueOptions,
-    shared: Arc<Slot>,
+    shared: Arc<QueueState>,
     clock: Arc<SystemClock>,
+    /// Closes with the gate of the backend.
     gate: Gate,
 }
 
+/// Locks a mutex, even if a thread has panicked while it held the lock.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl ShelfQueue {
+    /// Stores a message, unless the queue is full.
     fn send_one(&self, message: Outgoing) -> Result<Sent> {
         let (id, max_size) = (message.id, self.options.max_size);
         let stored = lock(&self.shared.ledger).send(self.clock.now(), message, max_size);
@@ -56,6 +59,7 @@ impl ShelfQueue {
         })
     }
 
+    /// Settles a delivery, unless its receipt is stale or its lease has expired.
     fn settle_one(&self, settle: Settle) -> Result<()> {
         let now = self.clock.now();
         let settled = lock(&self.shared.ledger).settle(now, &settle.receipt, settle.action);
@@ -78,14 +82,14 @@ impl Queue for ShelfQueue {
     fn send(&self, batch: Vec<Outgoing>) -> BoxFuture<'_, Result<Vec<Result<Sent>>>> {
         Box::pin(async move {
             self.gate.check(&self.name)?;
-            // Refuses what is outside of the capabilities, entry by entry; the rest comes here.
+            // Refuses entries outside the limits, one by one; `store` gets the others.
             let check = Capabilities::check_outgoing;
             let store = async |batch: Vec<Outgoing>| {
                 Ok(batch.into_iter().map(|message| self.send_one(message)).collect())
             };
-            let answers = CAPABILITIES.check_each(&self.name, batch, check, store).await;
+            let results = CAPABILITIES.check_each(&self.name, batch, check, store).await;
             self.shared.changed.notify_waiters();
-            answers
+            results
         })
     }
 
@@ -95,13 +99,13 @@ impl Queue for ShelfQueue {
             CAPABILITIES.check_receive(&self.name, &request)?;
             let end = self.clock.now() + request.wait;
             loop {
-                // Listens before it looks, so that nothing is missed in between.
+                // Subscribes before it checks the ledger, so that it misses no change.
                 let changed = self.shared.changed.notified();
                 let (now, next_due) = {
                     let mut ledger = lock(&self.shared.ledger);
                     let now = self.clock.now();
                     let taken = ledger.receive(now, request.max, request.visibility, Nonce::random);
-                    // Returned in the poll that claims them: a receive that is dropped has nothing.
+                    // Returns in the poll that starts the leases: a dropped receive holds no lease.
                     if !taken.is_empty() || now >= end {
                         return Ok(taken);
                     }
@@ -124,9 +128,9 @@ impl Queue for ShelfQueue {
             let settle = async |batch: Vec<Settle>| {
                 Ok(batch.into_iter().map(|entry| self.settle_one(entry)).collect())
             };
-            let answers = CAPABILITIES.check_each(&self.name, batch, check, settle).await;
+            let results = CAPABILITIES.check_each(&self.name, batch, check, settle).await;
             self.shared.changed.notify_waiters();
-            answers
+            results
         })
     }
 
@@ -136,7 +140,7 @@ impl Queue for ShelfQueue {
             CAPABILITIES.check_peek(&self.name, max)?;
             let from = after.as_ref().map_or("0", |cursor| cursor.as_str());
             let skip: usize = from.parse().map_err(|_| {
-                Error::invalid(Some(&self.name), "cursor", from, "a cursor that this queue gave")
+                Error::invalid(Some(&self.name), "cursor", from, "a cursor of this queue")
             })?;
             let messages = lock(&self.shared.ledger).peek(self.clock.now(), skip, max);
             let next = (messages.len() == max).then(|| Cursor::new((skip + max).to_string()));
@@ -201,7 +205,7 @@ impl Backend for Shelf {
     }
 }
 
-// Every rule of the contract is a test from here on.
+// Defines one test for each rule of the contract.
 pillarbox_testing::conformance!(Subject::with_paused_time(Mailboxes::new(Shelf::default())));
 
 #[test]

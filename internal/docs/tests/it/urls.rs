@@ -1,4 +1,4 @@
-//! The tables of docs/urls.md match the schemes, parameters, defaults and features of the code.
+//! The tables of docs/urls.md match the schemes, parameters and defaults of the code.
 
 use std::collections::BTreeSet;
 
@@ -140,16 +140,6 @@ fn every_scheme_is_documented_with_its_feature() {
         };
         assert_eq!(quoted(row[3]).first().copied(), expected, "{}", row[0]);
     }
-}
-
-#[test]
-fn every_cargo_feature_is_documented() {
-    let page = read(PAGE);
-    let documented: BTreeSet<_> =
-        table(&page, "| feature | adds |").iter().map(|row| quoted(row[0])[0].to_owned()).collect();
-    let manifest: toml::Table = read("crates/pillarbox/Cargo.toml").parse().unwrap();
-    let features = manifest["features"].as_table().unwrap();
-    assert_eq!(documented, features.keys().cloned().collect());
 }
 
 /// Every environment variable that the library or the command reads by name is on the page.
