@@ -1,37 +1,36 @@
 --------------------------- MODULE PillarboxCalls ---------------------------
 (***************************************************************************)
-(* Calls on their way: lost answers, calls that are made again, copies     *)
-(* that were stuck in a socket and run when nobody expects them any more.  *)
+(* Calls between client and server: lost replies, repeated calls, and late *)
+(* copies that were stuck in a socket.                                     *)
 (*                                                                         *)
 (* Calls of one kind of one client have numbers (batcher.rs). A script     *)
-(* stores number and answer of a call in the same step as its effect,      *)
-(* under the name of the caller (remember.lua), and a run that finds its   *)
-(* own number or a later one changes nothing. An answer that changes       *)
-(* nothing is stored only if `again` says that an earlier copy may still   *)
-(* be on its way (KEYS[6], renew.lua); a settle that is refused stores     *)
-(* nothing.                                                                *)
+(* stores number and reply of a call in the same step as its effect, under *)
+(* the name of the caller (remember.lua). A run that finds its own number  *)
+(* or a later one changes nothing. A reply that changes nothing is stored  *)
+(* only if `again` is set: an earlier copy may still run (KEYS[6],         *)
+(* renew.lua). A settle that is refused stores nothing.                    *)
 (*                                                                         *)
-(* Each call has one entry here; what batches do is in PillarboxRedis.     *)
+(* Each call has one entry here; PillarboxRedis has batches.               *)
 (***************************************************************************)
 EXTENDS PillarboxScripts
 
 CONSTANTS
-    Clients,  \* numbers, of which receipts are made
+    Clients,  \* numbers, from which receipts are derived
     Nobody,   \* no message
-    Lease,    \* how long leases last
-    Kinds,    \* how messages are settled: some of "ack", "nack", "release", "extend", "start"
-    Most      \* of each client and kind: how many calls it makes
+    Lease,    \* duration of leases
+    Kinds,    \* kinds of settles: some of "ack", "nack", "release", "extend", "start"
+    Most      \* of each client and kind: the number of calls
 
 VARIABLES
     keys, ledger,  \* as in PillarboxRedis
     record,        \* of each client and kind of call: [n, answer, m], as the server has it
     number,        \* of each client and kind: the number of the last call
-    unsure,        \* of each client and kind: whether an earlier call failed and may be on its way
+    unsure,        \* of each client and kind: whether an earlier call failed and may still run
     call,          \* of each client: the call that it waits for
     net,           \* copies of calls that may still run
-    known,         \* receipts that somebody was told of: [m, r]
+    known,         \* receipts that a client has received: [m, r]
     acted,         \* calls that had an effect
-    answered,      \* calls whose client was answered
+    answered,      \* calls whose client got the reply
     wrong
 
 vars == <<keys, ledger, record, number, unsure, call, net, known, acted, answered, wrong>>
@@ -130,7 +129,7 @@ RunSeen(copy, its) ==
     IN  Outcome(keys, ledger, answer, IF isOurs THEN its.m ELSE Nobody, FALSE, FALSE, {})
 
 \* One copy runs. arrives: its client waits for this copy, and is answered. Otherwise the answer is
-\* lost, or nobody listens any more.
+\* lost, or its receiver is gone.
 Run(copy, arrives) ==
     LET c == copy.c
         name == NameOf(copy)

@@ -1,20 +1,20 @@
 ------------------------- MODULE PillarboxFailover --------------------------
 (***************************************************************************)
-(* A primary answers first and tells its replicas afterwards. When it      *)
-(* fails, one of them takes over, and what it had not got never happened.  *)
+(* A primary replies first and updates its replicas afterwards. When it    *)
+(* fails, a replica takes over, and what that replica lacks is undone.     *)
 (*                                                                         *)
-(* Which promises survive that, if a call is answered at once, and if it   *)
-(* is answered when `Wait` replicas have confirmed it (confirmations.rs,   *)
+(* Which guarantees survive that, if a call completes at once, and if it   *)
+(* completes when `Wait` replicas have confirmed it (confirmations.rs,     *)
 (* confirm.lua): sends and settles wait, receives do not.                  *)
 (*                                                                         *)
 (* The queue is as small as possible. A log holds its state after each     *)
-(* script; a replica has a beginning of the log. A script and the record   *)
-(* of its call are one step of the log, so a replica has both or neither:  *)
-(* that a call had its effect and that its record is there are the same.   *)
+(* script; a replica has a prefix of the log. A script and the record of   *)
+(* its call are one step of the log, so a replica has both or neither:     *)
+(* a call has taken effect exactly if its record exists.                   *)
 (*                                                                         *)
-(* Broken on purpose by `Without`:                                         *)
-(*   "confirm"  who waits for replicas first looks whether the server has  *)
-(*              the record of the call                                     *)
+(* `Without` names rules to break on purpose:                              *)
+(*   "confirm"  a wait for replicas first checks that the server has the   *)
+(*              record of the call                                         *)
 (*   "fresh"    receipts are random                                        *)
 (***************************************************************************)
 EXTENDS Integers, Sequences, FiniteSets
@@ -22,17 +22,17 @@ EXTENDS Integers, Sequences, FiniteSets
 CONSTANTS
     Messages,
     Replicas,
-    Wait,     \* how many replicas confirm a send or a settle
-    Most,     \* how many scripts run
+    Wait,     \* number of replicas that confirm a send or a settle
+    Most,     \* number of scripts that run
     Without
 
 VARIABLES
     log,       \* the states of the primary: [sent, acked, held, count]
-    has,       \* of each replica: how much of the log it has
-    waiting,   \* calls that have run and were not answered: [op, m, r]
-    sent, acked,   \* messages whose send, whose acknowledgement was answered with "done"
-    counted,   \* of each message: the highest count that somebody was told
-    receipts,  \* of each message: how many receipts were made
+    has,       \* of each replica: the length of its prefix of the log
+    waiting,   \* calls that have run and have not completed: [op, m, r]
+    sent, acked,   \* messages whose send, whose acknowledgement has completed
+    counted,   \* of each message: the highest count that a client has received
+    receipts,  \* of each message: the number of its receipts
     taken,     \* of each message: the receipts by which it was settled, with the delivery they were made for
     runs
 
@@ -66,7 +66,7 @@ Send(m) ==
     /\ waiting' = waiting \cup {Call("send", m, 0)}
     /\ UNCHANGED <<has, sent, acked, counted, receipts, taken>>
 
-\* A receive is answered at once. It takes what nobody holds, or what was held for too long.
+\* A receive completes at once. It takes a ready message, or one whose lease has expired.
 Receive(m) ==
     LET made == receipts[m] + 1
         r == IF Has("fresh") THEN made ELSE Primary.count[m] + 1
@@ -152,7 +152,7 @@ Spec == Init /\ [][Next]_vars
 SentKept == sent \subseteq Primary.sent
 \* ... and what was answered as acknowledged does not come back.
 AcknowledgedKept == acked \subseteq Primary.acked
-\* Nobody is told a count that was told before. (A receive does not wait, so this does not survive.)
+\* No delivery count repeats. (A receive does not wait, so this does not survive a failover.)
 CountsKept == \A m \in Messages : counted[m] <= Primary.count[m]
 \* A receipt settles the delivery that it was made for, also after a failover.
 StaleRefused == \A t \in taken : t[2] = t[3]

@@ -1,8 +1,8 @@
 -------------------------- MODULE PillarboxLedger --------------------------
 (***************************************************************************)
-(* The contract of a queue, as functions without a variable: what the      *)
-(* right answer to each command is. It is `core::lease` said again: every  *)
-(* message is moved to the line at the very moment it becomes ready.       *)
+(* The contract of a queue, as pure functions: the right result of each    *)
+(* command. It is the same state machine as `core::lease`: every message   *)
+(* moves to `ready` at the moment it becomes ready.                        *)
 (*                                                                         *)
 (* A ledger is a record:                                                   *)
 (*   ready      messages that a receive delivers, the next one first       *)
@@ -10,15 +10,15 @@
 (*              those of the same moment by when their time was set        *)
 (*   lease      of each message the receipt of its running delivery, or    *)
 (*              NoReceipt                                                  *)
-(*   count      of each message how often it was delivered in this life    *)
-(*   started    messages in flight on which a handler is known to work     *)
-(*   unsettled  of each message how many of these deliveries were started  *)
-(*              and expired                                                *)
-(*   uncounted  of each message how many were no attempt: released, or     *)
-(*              expired before they were started                           *)
+(*   count      of each message the number of deliveries in this life      *)
+(*   started    messages in flight whose handler is known to have started  *)
+(*   unsettled  of each message the number of these deliveries that were   *)
+(*              started and expired                                        *)
+(*   uncounted  of each message the number that were no attempt: released, *)
+(*              or expired before they were started                        *)
 (*                                                                         *)
-(* Time is what is left of it: a tick lowers every `left` that is not 0.   *)
-(* So time has no end, and the states are finite all the same.             *)
+(* Time is relative: a tick lowers every `left` that is not 0.             *)
+(* So time is unbounded, and the states are still finite.                  *)
 (***************************************************************************)
 EXTENDS Integers, Sequences, FiniteSets
 
@@ -29,8 +29,8 @@ CONSTANTS
 
 Min(a, b) == IF a < b THEN a ELSE b
 
-\* The only element of a set. `The({f(x) : x \in {e}})` is f(e), with e worked out once: the checker
-\* would do it anew wherever f mentions x, which made it several times slower.
+\* The only element of a set. `The({f(x) : x \in {e}})` is f(e), with e evaluated once: TLC would
+\* evaluate it wherever f mentions x, which is several times slower.
 The(set) == CHOOSE x \in set : TRUE
 
 Ids(timed) == {timed[i].m : i \in DOMAIN timed}
@@ -158,7 +158,7 @@ LedgerSettle(l, batch) ==
                 <<first, others>> \in UNION {{<<f, LedgerSettle(f.l, Tail(batch))>>} :
                     f \in {LedgerSettleOne(l, Head(batch))}}})
 
-\* Deliveries that nobody has seen never were: entries [m, r], in the order of delivery.
+\* Undoes deliveries that no client has received: entries [m, r], in the order of delivery.
 LedgerRelease(l, batch) ==
     LET back == SelectSeq(batch, LAMBDA e : IsCurrent(l, e))
         ids == Ids(back)

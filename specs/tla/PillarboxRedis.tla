@@ -1,42 +1,42 @@
 --------------------------- MODULE PillarboxRedis ---------------------------
 (***************************************************************************)
 (* A queue on Redis and its clients. Each action is one run of a script,   *)
-(* which Redis makes in one step. Beside the keys (`keys`) runs the ledger *)
-(* (`ledger`), which says what the right answer would have been.           *)
+(* which is atomic on Redis. The ledger (`ledger`) runs next to the keys   *)
+(* (`keys`) and gives the right result of each call.                       *)
 (*                                                                         *)
-(* Clients hold the receipts that they were told of, for as long as they   *)
-(* like: also after the lease has ended, and after they have settled, for  *)
-(* the answer may have been lost. They die at any moment.                  *)
+(* Clients hold the receipts that they have received without a limit:      *)
+(* also after the lease has ended, and after they have settled, because    *)
+(* the reply may have been lost. They crash at any moment.                 *)
 (*                                                                         *)
-(* What happens between a client and the server when answers are lost and  *)
-(* calls are made again is in PillarboxCalls.                              *)
+(* PillarboxCalls covers lost replies and repeated calls between a client  *)
+(* and the server.                                                         *)
 (***************************************************************************)
 EXTENDS PillarboxScripts
 
 CONSTANTS
     Clients,
-    Leases,         \* how long leases last, in ticks
-    SendDelays,     \* how long messages are delayed that are sent; 0: not at all
-    BackDelays,     \* how long messages are delayed that are given back, by a nack or a release
-    Extensions,     \* by how much leases are extended
-    Actions,        \* how clients settle: some of "ack", "nack", "release", "extend", "start"
+    Leases,         \* durations of leases, in ticks
+    SendDelays,     \* delays of sends; 0: none
+    BackDelays,     \* delays of nacks and releases
+    Extensions,     \* durations of extensions
+    Actions,        \* kinds of settles: some of "ack", "nack", "release", "extend", "start"
     Capacity,       \* max_size
-    MaxSends,       \* how often a message is stored
-    MaxDeliveries,  \* how often a message is delivered, over all of its lives
-    MaxHeld,        \* how many deliveries a client holds at a time, settled and expired ones included
+    MaxSends,       \* number of times that a message is stored
+    MaxDeliveries,  \* number of deliveries of a message, over all of its lives
+    MaxHeld,        \* number of deliveries that a client holds, including settled and expired ones
     SendBatch, ReceiveBatch, SettleBatch,
-    Releases,       \* whether a client takes back deliveries that nobody has seen
-    Purges,         \* whether somebody purges
+    Releases,       \* whether a client undoes deliveries that it has not received
+    Purges,         \* whether purges happen
     Wraps           \* whether receipts begin again after MaxDeliveries, for liveness
 
 VARIABLES
     keys,    \* what the server holds
     ledger,  \* what it should amount to
     issued,  \* of each message, the last receipt that was given
-    stored,  \* of each message, how often it was stored
-    acked,   \* of each message, how often an acknowledgement was answered with "done"
-    holds,   \* of each client, the deliveries that it was told of: [m, r]
-    wrong    \* what was answered wrongly on the way here
+    stored,  \* of each message, the number of times that it was stored
+    acked,   \* of each message, the number of acknowledgements that succeeded
+    holds,   \* of each client, the deliveries that it has received: [m, r]
+    wrong    \* wrong results so far
 
 vars == <<keys, ledger, issued, stored, acked, holds, wrong>>
 
@@ -71,7 +71,7 @@ NextReceipts ==
         THEN IF Wraps THEN (issued[m] % MaxDeliveries) + 1 ELSE issued[m] + 1
         ELSE 1]
 
-\* tells: who gets the answer. Nobody, if it was lost or whoever asked is dead.
+\* tells: the client that gets the reply. None, if the reply was lost or the client has crashed.
 ReceiveAct(tells, max, lease) ==
     \E receipts \in {NextReceipts} :
     \E done \in {Receive(keys, <<[max |-> max, lease |-> lease]>>, receipts)} :
@@ -96,7 +96,7 @@ ReceiveAct(tells, max, lease) ==
                         \/ d.uncounted /= ledger.uncounted[d.m], "count">>})
         /\ UNCHANGED <<stored, acked>>
 
-\* The script fails half-way, because a key is of another type. Nobody was told anything.
+\* The script fails half-way, because a key is of another type. No client gets a reply.
 ReceiveFailsAct(max) ==
     /\ keys' = ReceiveFails(keys, max)
     /\ keys' /= keys
@@ -217,7 +217,7 @@ CountsKept ==
         /\ ScriptCounts(keys, m) = LedgerCounts(ledger, m)
         /\ keys.meta[m].unsettled + keys.meta[m].uncounted + (IF IsHeld(keys, m) THEN 1 ELSE 0)
             <= keys.meta[m].count
-\* And who receives is told so.
+\* And deliveries report these counts.
 CountsTold == "count" \notin wrong
 
 \* The same without the ledger: within a life, the number of deliveries falls only by a release of what
@@ -244,13 +244,13 @@ NothingLost ==
 \* is delivered to whoever asks.
 Visible == wrong \cap {"early", "starved"} = {}
 
-\* INV-7: messages line up by the moment of becoming ready, and are delivered in that order.
+\* INV-7: messages are delivered in the order in which they become ready.
 Fifo ==
     /\ "order" \notin wrong
     /\ keys.pending \o Line(Front(keys.invisible, DueCount(keys.invisible))) = ledger.ready
     /\ Rest(keys.invisible, DueCount(keys.invisible)) = ledger.timed
 
-\* INV-8: no message is in line twice.
+\* INV-8: no message is queued twice.
 NoDuplicates == \A m \in Messages : Occurrences(keys.pending, m) <= 1
 
 \* INV-9: what is in line or in flight has a body, and so has what has a count or a receipt.
@@ -290,7 +290,7 @@ SomebodySweeps == WF_vars(SweepAct)
 \* A message that is sent with a delay, or nacked with one, does not stay delayed.
 DelaysEnd == \A m \in Messages : IsDelayed(m) ~> ~IsDelayed(m)
 
-\* What is due is in line before long: swept, or delivered by the receive that moved it.
+\* A due message becomes ready eventually: swept, or delivered by the receive that moved it.
 ExpiredReturn == \A m \in Messages : IsDue(m) ~> ~IsDue(m)
 
 \* What is ready is delivered.

@@ -4,38 +4,38 @@
 (* dead-letter, drain and crash. The queue is as small as the contract     *)
 (* allows: a message is ready, or leased to one receipt, or gone.          *)
 (*                                                                         *)
-(* A process is crates/pillarbox-runtime/src/dispatcher with its driver: a *)
-(* delivery is held from when it is received until it is settled, lost or  *)
-(* given up, and is in one place: inbox, starting, running, burying,       *)
-(* settling. It is starting while a worker has taken it up and waits until *)
-(* the queue knows that a handler starts on it.                            *)
+(* A process is crates/pillarbox-runtime/src/dispatcher with its driver.   *)
+(* It holds a delivery from the receive until the delivery is settled,     *)
+(* lost or dropped. A delivery is in one place: inbox (prefetched),        *)
+(* starting, running, burying (a dead letter is being stored), settling.   *)
+(* It is starting until the queue has recorded the start of its handler.   *)
 (* Calls of the queue fail in either way: without effect, or after it.     *)
 (*                                                                         *)
-(* Broken on purpose by `Without`:                                         *)
-(*   "told"     a handler whose lease has ended is told                    *)
+(* `Without` names rules to break on purpose:                              *)
+(*   "told"     a handler is notified when its lease expires               *)
 (*   "derived"  the id of a dead letter comes from its message             *)
 (*   "before"   the dead letter is stored before the message is settled    *)
-(*   "room"     no more is fetched than there are places                   *)
-(*   "taken"    a stop takes back what was not begun                       *)
-(*   "begin"    nothing is begun after a stop                              *)
-(*   "start"    the queue knows that a handler starts on a delivery, where *)
-(*              an earlier one has expired or was released                 *)
-(*   "moves"    a delivery that comes to a place leaves the one before     *)
-(*   "empty"    a stop is over when nothing is held                        *)
+(*   "room"     no more is fetched than there are free slots               *)
+(*   "taken"    a stop returns deliveries that were not started            *)
+(*   "begin"    nothing starts after a stop                                *)
+(*   "start"    the queue has recorded the start of a handler, if an       *)
+(*              earlier delivery has expired or was released               *)
+(*   "moves"    a delivery that moves leaves the place before              *)
+(*   "empty"    a stop completes when nothing is held                      *)
 (*   "deadline" draining has a deadline                                    *)
-(*   "giveup"   a settle whose answer was lost is given up at the deadline *)
+(*   "giveup"   a settle whose reply was lost is dropped at the deadline   *)
 (***************************************************************************)
 EXTENDS Integers, FiniteSets
 
 CONSTANTS
     Messages,
     Processes,
-    Lease,          \* how long leases last, in ticks
-    Latency,        \* how many ticks the answer of a fetch takes at most
+    Lease,          \* duration of leases, in ticks
+    Latency,        \* largest number of ticks until the reply of a fetch arrives
     Workers,        \* handlers that a process runs at the same time
-    Inbox,          \* how many deliveries wait behind them
-    Drain,          \* how long a stop waits for handlers
-    MaxDeliveries,  \* how often a message is delivered
+    Inbox,          \* number of prefetched deliveries
+    Drain,          \* number of ticks that a stop waits for handlers
+    MaxDeliveries,  \* number of deliveries of a message
     Crashes,        \* whether processes crash
     Wraps,          \* whether receipts begin again, for liveness
     Without
@@ -44,7 +44,7 @@ VARIABLES
     lease,    \* of each message: [r, left, started]; r = 0: not in flight
     doubted,  \* messages of which a delivery has expired or was released (unsettled or uncounted > 0)
     outcome,  \* of each message: "here", "done" or "buried"
-    letters,  \* of each message: how many dead letters there are of it
+    letters,  \* of each message: the number of its dead letters
     issued,   \* of each message: the last receipt
     settled,  \* receipts by which something was settled: [m, r]
     mode,     \* of each process: "running", "draining", "cancelling", "last", "over", "dead"
@@ -133,7 +133,7 @@ Finish(p, h, verdict) ==
 
 MoreLetters(m) == [letters EXCEPT ![m] = IF Has("derived") THEN 1 ELSE @ + 1]
 
-\* effect: the letter is stored; answered: the process learns of it.
+\* effect: the dead letter is stored; answered: the process gets the reply.
 Bury(p, h, effect, answered) ==
     /\ h \in At(p, {"burying"})
     /\ answered => effect
@@ -145,7 +145,7 @@ Bury(p, h, effect, answered) ==
          [] OTHER -> UNCHANGED held
     /\ UNCHANGED <<lease, doubted, outcome, issued, settled, mode, timer, wrong>>
 
-\* Only where "before" is broken: the letter is stored after the message was acknowledged.
+\* Only if "before" is broken: the dead letter is stored after the message was acknowledged.
 BuryAfter(p, h) ==
     /\ h \in At(p, {"late"})
     /\ letters' = MoreLetters(h.m)
@@ -240,7 +240,7 @@ Kept(p, all) ==
     IF ~IsEnding(p) \/ timer[p] > 1 \/ ~Has("deadline") \/ mode[p] = "draining" THEN all
     ELSE IF mode[p] = "cancelling" THEN {h \in all : h.place = "settling"} ELSE {}
 
-\* Time passes for all, and whoever's time is over is told at once.
+\* Time passes for all, and a handler whose lease expires is notified at once.
 Aged(h) ==
     LET left == IF h.left > 0 THEN h.left - 1 ELSE 0
     IN  [h EXCEPT !.left = left,
@@ -285,7 +285,7 @@ Spec == Init /\ [][Next]_vars
 -----------------------------------------------------------------------------
 (* Invariants                                                               *)
 
-\* No handler runs without a current lease, unless it was told.
+\* No handler runs without a current lease, unless it was notified.
 LeaseOrTold ==
     \A p \in Processes : \A h \in At(p, {"running"}) : h.lost \/ Runs(h)
 

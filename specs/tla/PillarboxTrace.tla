@@ -1,14 +1,14 @@
 --------------------------- MODULE PillarboxTrace ---------------------------
 (***************************************************************************)
-(* Whether what really ran on a server is what PillarboxScripts says: each *)
-(* event of a trace is one run of a script, with its arguments, the time   *)
-(* of the server and the reply. The same functions as in the models are    *)
-(* applied one after the other, with the time of the event instead of a    *)
-(* tick, and each reply must be theirs.                                    *)
+(* Checks recorded traces against PillarboxScripts. Each event of a trace  *)
+(* is one run of a script, with its arguments, the time of the server and  *)
+(* the reply. The functions of the models are applied one after the other, *)
+(* with the time of the event instead of a tick, and must return the same  *)
+(* replies.                                                                *)
 (*                                                                         *)
 (* TraceData is written by scripts/tlaplus_trace.py from JSON. It defines  *)
 (* Traces, a sequence of [name, isGood, events]: those that must be        *)
-(* accepted, and those that must not.                                      *)
+(* accepted, and those that must be rejected.                              *)
 (*                                                                         *)
 (* Times are microseconds from the first event on. Messages, receipts and  *)
 (* callers are numbers.                                                    *)
@@ -17,8 +17,8 @@ EXTENDS PillarboxScripts, TraceData
 
 CONSTANTS
     Callers,
-    WithLedger  \* whether the contract is asked, too: only if nothing happens in the few quarters of a
-                \* microsecond by which scripts set scores apart
+    WithLedger  \* whether to compare with the ledger: only if nothing happens in the few quarters of a
+                \* microsecond by which scripts separate scores
 
 VARIABLES
     trace,   \* which trace
@@ -66,7 +66,7 @@ OfReceive(q, l, e) ==
         reply(done) == [i \in DOMAIN done.deliveries |->
                             <<done.deliveries[i].m, done.deliveries[i].count,
                               done.deliveries[i].unsettled, done.deliveries[i].uncounted>>]
-        \* Leases of one call may differ; the ledger is told each by itself.
+        \* Leases of one call may differ; the ledger gets each one separately.
         leases(done) == [i \in DOMAIN done.deliveries |-> LeaseAt(ids, e.receivers, i)]
         of(done) ==
             Outcome(done.q, reply(done),

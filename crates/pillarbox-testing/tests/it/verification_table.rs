@@ -242,8 +242,8 @@ fn checks() -> Vec<Check> {
 /// Returns what is wrong with the tables of checks: each check has a row with what it shows and its result.
 fn misreported(verification: &str, checks: &[Check]) -> Vec<String> {
     let mut problems = Vec::new();
-    let from = verification.find("## The models").expect("the section is there");
-    let to = verification.find("### What the models have found").expect("it ends");
+    let from = verification.find("## TLA+ models").expect("the section is there");
+    let to = verification.find("### Defects found by the models").expect("it ends");
     let models = &verification[from..to];
     let cells = |line: &str| -> Vec<String> {
         let inner = line.trim_start_matches('|').trim_end_matches('|');
