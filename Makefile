@@ -291,6 +291,11 @@ release-check: setup-build ## Checks that the crates can be published: metadata,
 	$(say) "release"
 	@scripts/release_check.py
 
+.PHONY: release-check-quick
+release-check-quick: setup-build
+	$(say) "release"
+	@scripts/release_check.py --quick
+
 ensure = @[ -n "$(PREPARED)" ] || scripts/setup.sh
 
 .PHONY: setup

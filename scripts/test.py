@@ -23,7 +23,8 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 # directory: if clippy came before the tests are compiled, they would wait for it.
 FOREGROUND = [("format", []), ("build-tests", []), ("unit", ["setup"]), ("browser-if-here", []), ("doc", []),
               ("examples", [])]
-BACKGROUND = [("setup", []), ("models", []), ("workflows-if-here", []), ("deny", []), ("book-if-here", []),
+BACKGROUND = [("setup", []), ("models", []), ("workflows-if-here", []), ("release-check-quick", []),
+              ("deny", []), ("book-if-here", []),
               ("clippy", ["build-tests"]), ("rustdoc", [])]
 # Background steps at normal priority: the tests wait for the first, and TLC has time only while they compile.
 NORMAL = {"setup", "models"}

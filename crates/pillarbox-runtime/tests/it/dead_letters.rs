@@ -134,7 +134,7 @@ async fn errors_decide_by_their_type_and_have_mailboxes_of_their_own() {
     let mut events = worker.control().events();
     let stats = worker.run_until_empty().await.unwrap();
     assert_eq!((stats.succeeded, stats.dead_lettered), (1, 3));
-    assert_eq!(limited.load(Ordering::SeqCst), 51, "excluded errors are tried for ever");
+    assert_eq!(limited.load(Ordering::SeqCst), 51, "excluded errors are always retried");
     let of = async |mailbox| -> Vec<_> {
         let letters: Vec<DeadLetter<u32>> = letters(mailbox).await;
         letters

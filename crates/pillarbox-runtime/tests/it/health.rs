@@ -219,8 +219,8 @@ fn a_queue_that_cannot_be_received_from_is_reported_until_it_recovers() {
             faulty.next(Operation::Receive, Fault::FailBefore);
         }
         let running = LoopGroup::new().add(working(&jobs)).health_addr(ANY).start().unwrap();
-        let is_told = |answer: &Answer| !answer.json()["loops"][0]["error"].is_null();
-        let answer = until(&running, "/health/ready", is_told).await;
+        let is_reported = |answer: &Answer| !answer.json()["loops"][0]["error"].is_null();
+        let answer = until(&running, "/health/ready", is_reported).await;
         assert_eq!((answer.status, answer.json()["status"].clone()), (503, json!("not_ready")));
         let reasons = answer.reasons();
         let failing = "loop 'orders': cannot receive on queue 'orders'";
@@ -240,8 +240,8 @@ fn a_probe_from_another_machine_sees_no_host_names() {
             faulty.next(Operation::Receive, Fault::FailBefore);
         }
         let running = LoopGroup::new().add(working(&jobs)).health_addr(ANY).start().unwrap();
-        let is_told = |answer: &Answer| !answer.json()["loops"][0]["error"].is_null();
-        let here = until(&running, "/health/ready", is_told).await.reasons().remove(0);
+        let is_reported = |answer: &Answer| !answer.json()["loops"][0]["error"].is_null();
+        let here = until(&running, "/health/ready", is_reported).await.reasons().remove(0);
         let tried = "loop 'orders': cannot receive on queue 'orders'";
         let cause = here.strip_prefix(tried).and_then(|rest| rest.strip_prefix(": "));
         let cause = cause.unwrap_or_else(|| panic!("{here}"));

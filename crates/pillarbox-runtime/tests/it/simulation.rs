@@ -486,7 +486,7 @@ fn check_end(last: &StatsSnapshot) -> Result<(), String> {
     Ok(())
 }
 
-/// Everything that was sent has an end, or is still in its queue; and nothing is in flight for ever.
+/// Everything that was sent has an end, or is still in its queue; and nothing is in flight forever.
 async fn check_all(
     stage: &Stage,
     jobs: &Arc<dyn Queue>,
@@ -498,7 +498,7 @@ async fn check_all(
     tokio::time::sleep(stage.visibility + Duration::from_secs(20)).await;
     let counts = jobs.counts().await.map_err(wrong)?;
     if counts.in_flight > 0 {
-        return Err(format!("{} messages are in flight for ever", counts.in_flight));
+        return Err(format!("{} messages are in flight forever", counts.in_flight));
     }
     let page = jobs.peek(1000, None).await.map_err(wrong)?;
     let first_id = |message: &RawMessage| {

@@ -17,3 +17,4 @@ mod seeds;
 mod shelf;
 mod stability;
 mod urls;
+mod words;
