@@ -87,7 +87,7 @@ stats = client.stats()
 has_binlog = stats["binlog-current-index"] > 0
 peer.run(
     f"{stats['version']}, greenstalk {peer.version_of('greenstalk')}",
-    f"commands of a batch in one write, {'with a binlog' if has_binlog else 'in memory'}",
+    f"one write per batch; {'binlog' if has_binlog else 'in memory'}",
     [caller() for _ in range(peer.CALLERS)],
     left,
 )

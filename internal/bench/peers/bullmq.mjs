@@ -114,7 +114,7 @@ console.log(
     seconds,
     latencies_us: ranks.map((rank) => latencies[rank]),
     version,
-    settings: 'AOF everysec; one worker, as many jobs at a time as callers up to 100; completed jobs removed',
+    settings: 'AOF everysec; one worker, one concurrent job per caller, at most 100; completed jobs are removed',
   }),
 );
 await worker.close(true);

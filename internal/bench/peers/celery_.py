@@ -69,7 +69,7 @@ workers = peer.workers(WORKERS)
 with start_worker(app, concurrency=workers, pool="threads", perform_ping_check=False):
     peer.run(
         peer.version_of("celery"),
-        "AOF everysec; acks_late, as many worker threads as callers up to 4, in one process",
+        "AOF everysec; acks_late; one process, one worker thread per caller, at most 4",
         [cycle] * peer.CALLERS,
         left,
     )

@@ -68,7 +68,7 @@ worker = dramatiq.Worker(broker, worker_threads=workers, worker_timeout=WORKER_T
 worker.start()
 peer.run(
     peer.version_of("dramatiq"),
-    "AOF everysec; as many worker threads as callers up to 8, in one process, polls every ms",
+    "AOF everysec; one process, one worker thread per caller, at most 8; polls every ms",
     [cycle] * peer.CALLERS,
     left,
 )

@@ -64,7 +64,7 @@ consumer = queue.create_consumer(
 consumer.start()
 peer.run(
     peer.version_of("huey"),
-    "WAL, synchronous=FULL; as many consumer threads as callers up to 2; at most once",
+    "WAL, synchronous=FULL; one consumer thread per caller, at most 2; at-most-once delivery",
     [cycle] * peer.CALLERS,
     left,
 )

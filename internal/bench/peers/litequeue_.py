@@ -62,7 +62,7 @@ def left():
 
 peer.run(
     peer.version_of("litequeue"),
-    "WAL, synchronous FULL, one connection for all callers",
+    "WAL, synchronous=FULL; one connection for all callers",
     [cycle] * peer.CALLERS,
     left,
     settle=queue.prune,

@@ -68,7 +68,7 @@ async def main():
     version = connection.connected_server_version
     await peer.run_async(
         f"{version.major}.{version.minor}.{version.patch}, nats-py {peer.version_of('nats-py')}",
-        "work queue in a file that is not synced for each message, awaited acks",
+        "work-queue stream in a file, not synced per message; acks awaited",
         [await caller(stream) for _ in range(peer.CALLERS)],
         left,
     )

@@ -92,7 +92,7 @@ while any(worker.get_state() != WorkerStatus.IDLE for worker in workers):
     time.sleep(0.01)
 peer.run(
     peer.version_of("rq"),
-    "AOF everysec; one SimpleWorker in the process, jobs removed when done",
+    "AOF everysec; one SimpleWorker in the process; completed jobs are removed",
     [one if peer.BATCH == 1 else many] * peer.CALLERS,
     left,
 )

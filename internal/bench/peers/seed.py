@@ -88,7 +88,7 @@ def cycle(numbers):
 
 peer.run(
     f"redis-py {peer.version_of('redis')}",
-    "AOF everysec; a script for each message, a thread for each caller",
+    "AOF everysec; one script call per message, one thread per caller",
     [cycle] * peer.CALLERS,
     left=lambda: client.hlen(DATA) + client.hlen(META),
 )

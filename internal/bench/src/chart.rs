@@ -1,8 +1,8 @@
-//! Curves: one figure of several contestants along something that grows.
+//! Charts: one figure of several contestants as a load grows.
 //!
-//! At each place all contestants run in turn, a round after the other, each round beginning with another
-//! of them; a contestant's figure there is the median of its rounds. Every run checks its own work. Where ours or a limit fails, so does everything; where a peer fails, the chart
-//! says so and goes on without it, for that is worth knowing too.
+//! At each place the contestants run in turns, in rounds that each start with another contestant. A
+//! contestant's figure is the median of its rounds. Every run checks its own work. If ours or a limit fails,
+//! the chart fails. If a peer fails, the chart reports it and continues without that peer.
 
 use std::time::Duration;
 
@@ -12,20 +12,20 @@ use crate::measure::{Result, at_percent, median, micros};
 use crate::progress;
 use crate::report::Unit;
 
-/// The percents of a distribution that are shown.
+/// The percentiles of a distribution.
 const PERCENTS: [f64; 9] = [1.0, 10.0, 25.0, 50.0, 75.0, 90.0, 95.0, 99.0, 99.9];
 
-/// What was found.
+/// The figures of all contestants at all places.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Chart {
     /// A short name, for files and anchors.
     pub(crate) id: String,
     pub(crate) title: String,
-    /// What was asked, and under which settings.
+    /// What is measured, and under which settings.
     pub(crate) about: String,
-    /// What grows.
+    /// The quantity that grows: the label of the horizontal axis.
     pub(crate) along: String,
-    /// The places along it.
+    /// Its values: the columns of the table.
     pub(crate) at: Vec<String>,
     pub(crate) unit: Unit,
     pub(crate) lines: Vec<Line>,
@@ -36,25 +36,25 @@ pub(crate) struct Chart {
 pub(crate) struct Line {
     pub(crate) name: String,
     pub(crate) role: Role,
-    /// How it is configured, and how it keeps messages.
+    /// Its version, its configuration, and how it stores messages.
     pub(crate) settings: String,
-    /// At each place, or none where it has failed.
+    /// The figure at each place, or none where it failed.
     pub(crate) spots: Vec<Option<Spot>>,
-    /// Why it has.
+    /// The reasons of its failures.
     pub(crate) failures: Vec<String>,
 }
 
-/// What a contestant is to us.
+/// The role of a contestant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Role {
     Ours,
-    /// What nothing of this kind can be better than, or so we think.
+    /// The same work without the guarantees of a queue.
     Limit,
     Peer,
 }
 
-/// A figure: the median of the rounds, and between which they lie.
+/// The median, the least and the most of the rounds.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Spot {
     pub(crate) median: f64,
@@ -70,7 +70,7 @@ impl Spot {
     }
 }
 
-/// A chart that is still to be made.
+/// A chart before it is measured.
 pub(crate) struct Contest {
     chart: Chart,
     entrants: Vec<Box<Run>>,
@@ -79,13 +79,13 @@ pub(crate) struct Contest {
 /// Runs a contestant at one of the places.
 type Run = dyn FnMut(usize) -> Result<Sample>;
 
-/// What one run found.
+/// The result of one run.
 #[derive(Debug)]
 pub(crate) struct Sample {
     figure: f64,
-    /// Times that a distribution is made of, if any.
+    /// The latencies of the run, for a distribution.
     each: Vec<Duration>,
-    /// How it was configured, if only the run could tell.
+    /// Version and settings, if the run reports them.
     settings: Option<String>,
 }
 
@@ -105,10 +105,10 @@ impl Sample {
     }
 }
 
-/// A chart that was made, and the times beneath it.
+/// A measured chart, with the latencies of all runs.
 pub(crate) struct Held {
     pub(crate) chart: Chart,
-    /// Of each line, at each place.
+    /// By line and place.
     times: Vec<Vec<Vec<Duration>>>,
 }
 
@@ -125,14 +125,14 @@ impl Contest {
         Self { chart, entrants: Vec::new() }
     }
 
-    /// What grows, and the places along it.
+    /// Sets the quantity that grows, and its values.
     pub(crate) fn along(mut self, what: &str, at: impl Iterator<Item = String>) -> Self {
         self.chart.along = what.to_owned();
         self.chart.at = at.collect();
         self
     }
 
-    /// Adds a contestant, which is run with the number of a place.
+    /// Adds a contestant. `run` gets the index of a place.
     pub(crate) fn enter<S: Into<Sample>>(
         mut self,
         role: Role,
@@ -151,7 +151,7 @@ impl Contest {
         &self.chart.title
     }
 
-    /// Runs everybody everywhere.
+    /// Runs all contestants at all places.
     pub(crate) fn run(mut self, suite: &str, rounds: usize) -> Result<Held> {
         let count = self.entrants.len();
         let mut times = vec![Vec::new(); count];
@@ -197,7 +197,7 @@ impl Contest {
 }
 
 impl Held {
-    /// The distribution of the times at one of the places, of all rounds together.
+    /// The distribution of the latencies at one place, over all rounds.
     pub(crate) fn distribution(&self, place: usize, id: &str, title: &str, about: &str) -> Chart {
         let lines = self.chart.lines.iter().zip(&self.times).map(|(line, times)| {
             let mut times = times[place].clone();
@@ -212,8 +212,8 @@ impl Held {
             id: id.to_owned(),
             title: title.to_owned(),
             about: about.to_owned(),
-            along: "percent of the cycles take no longer".to_owned(),
-            at: PERCENTS.map(|percent| percent.to_string()).to_vec(),
+            along: "percentile".to_owned(),
+            at: PERCENTS.map(|percent| format!("p{percent}")).to_vec(),
             unit: Unit::Micros,
             lines: lines.collect(),
         }
@@ -221,8 +221,8 @@ impl Held {
 }
 
 impl Chart {
-    /// How many times better ours is than another at a place, where both have a figure and there is one of
-    /// ours.
+    /// Returns how many times better ours is than `other` at a place, if both have a figure and the chart has
+    /// exactly one line of ours.
     pub(crate) fn ratio(&self, other: &Line, place: usize) -> Option<f64> {
         let mut ours = self.lines.iter().filter(|line| line.role == Role::Ours);
         let (Some(ours), None) = (ours.next(), ours.next()) else { return None };
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn contestants_take_turns_at_each_place_and_the_median_counts() {
+    fn contestants_take_turns_and_the_figure_is_the_median() {
         let log = Rc::new(RefCell::new(String::new()));
         let entrant = |letter: char| {
             let (log, mut round) = (log.clone(), 0.0);
@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_that_fails_is_shown_to_and_ours_stops_everything() {
+    fn a_failed_peer_is_reported_and_a_failure_of_ours_fails_the_chart() {
         let fails = |place: usize| if place == 1 { Err("lost 3".into()) } else { Ok(2.0) };
         let ours = |_: usize| Ok(4.0);
         let held = contest().enter(Role::Ours, "ours", "", ours).enter(Role::Peer, "p", "", fails);
@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn a_distribution_is_of_the_times_of_all_rounds() {
+    fn a_distribution_covers_all_rounds() {
         let mut from = 0;
         let run = move |_: usize| {
             from += 50;

@@ -46,7 +46,7 @@ impl Load {
         let Self { callers, batch, .. } = self;
         let callers = format!("{callers} {}", if callers == 1 { "caller" } else { "callers" });
         if batch == 1 {
-            format!("{callers}, one by one")
+            format!("{callers}, one at a time")
         } else {
             format!("{callers}, batch {batch}")
         }

@@ -5,10 +5,10 @@
 //!
 //! | to find | look at |
 //! |---|---|
-//! | how contestants take turns and which figure counts | `measure`, along something that grows `chart` |
+//! | how contestants take turns, and which figure counts | `measure`; for charts `chart` |
 //! | rows, units, the ratio, the table and the JSON lines | `report` |
-//! | what is told while it runs | `progress` |
-//! | all results as a file, and the document with its plots that is made of it | `results`, `page` |
+//! | the progress bar | `progress` |
+//! | the file of results, and the page and charts generated from it | `results`, `page` |
 //! | bodies, and callers that send at the same time | `load` |
 //! | callers that send, receive and acknowledge in batches | `cycles`, by ours `ours` |
 //! | peers that are programs of their own, and their servers | `peers` |
@@ -55,7 +55,7 @@ use crate::measure::{Plan, Result};
 use crate::report::{RATIO, Report};
 use crate::results::Results;
 
-/// Benchmarks of Pillarbox against its peers and against physical limits.
+/// Benchmarks of Pillarbox, its peers, and limits.
 #[derive(Debug, Parser)]
 #[command(after_help = RATIO)]
 struct Cli {
@@ -65,66 +65,65 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Several suites in one go, with a progress bar, and their results as a file.
+    /// Run several suites and write their results to a file.
     #[command(after_help = RATIO)]
     All {
-        /// Which suites.
+        /// The suites to run.
         #[arg(long, value_delimiter = ',', default_values_t = Suite::USUAL)]
         suites: Vec<Suite>,
-        /// Where the results go, as JSON.
+        /// The file for the results, as JSON.
         #[arg(long, default_value = "target/bench/results.json")]
         out: PathBuf,
         #[command(flatten)]
         amount: Amount,
     },
-    /// The document and the plots of a file of results, or of several of the same machine.
+    /// Write the page and the charts from one or more files of results of the same machine.
     Page {
-        /// What `all` has written.
+        /// Files written by `all`.
         #[arg(required = true)]
         results: Vec<PathBuf>,
-        /// The directory for `benchmarks.md` and, in `pictures/`, the plots.
+        /// The directory for `benchmarks.md` and, in `pictures/`, the charts.
         #[arg(long, default_value = "docs")]
         to: PathBuf,
-        /// A README whose summary is written anew.
+        /// A README whose benchmark block is replaced.
         #[arg(long)]
         readme: Option<PathBuf>,
     },
-    /// Throughput and latency by callers, cost by backlog and by queues, workers: ours, limits and peers.
+    /// Throughput and latency by callers, cost by backlog and queues, throughput by workers.
     ///
-    /// On every backend, like the runtime suite. The full run needs 10 GB of memory and of disk for the
-    /// longest queues, or leaves them out.
+    /// On every backend, with limits and peers. The longest queues need 10 GB of memory and of disk, and are
+    /// skipped if there is less.
     Curves(Options),
-    /// The memory backend against capp-queue, apalis and a bare channel.
+    /// The memory backend compared with capp-queue, apalis and a Tokio channel.
     #[command(after_help = RATIO)]
     Memory(Options),
-    /// The SQLite backend against a bare log and apalis-sqlite, and its own promises.
+    /// The SQLite backend compared with an append-only log and apalis-sqlite.
     ///
-    /// The files are in the directory that PILLARBOX_BENCH_DIR names, or else in that for temporary
-    /// files. It should be on a disk and have 2 GB to spare.
+    /// Files are in PILLARBOX_BENCH_DIR, or else in the directory for temporary files. It should be on a disk
+    /// with 2 GB free.
     #[command(after_help = RATIO)]
     Sqlite(Options),
-    /// The Redis backend against plain commands, BullMQ, apalis-redis and the scripts it began with.
+    /// The Redis backend compared with plain commands, BullMQ, apalis-redis and the scripts of the specification.
     ///
-    /// Starts servers of its own on this machine. Peers that `make bench` could not install are left
-    /// out.
+    /// Starts its own servers on this machine. Peers that are not installed are skipped.
     #[command(after_help = RATIO)]
     Redis(Options),
-    /// Redis queues spread over a cluster against whole ones: the inputs of a plan for more machines.
+    /// Redis queues with partitions on a cluster compared with queues on one server: the inputs of `plan`.
     ///
-    /// Starts servers of its own on this machine, up to six at a time, and needs 2 GB of memory.
+    /// Starts up to six servers at a time on this machine and needs 2 GB of memory.
     #[command(after_help = RATIO)]
     Cluster(Options),
-    /// The worker runtime against bare receives, capp's runtime and the workers of apalis.
+    /// The worker runtime compared with plain receive loops, capp's runtime and apalis workers.
     ///
-    /// On every backend: files as of the SQLite suite, servers as of the Redis suite.
+    /// On every backend, with the files of the SQLite suite and the servers of the Redis suite.
     #[command(after_help = RATIO)]
     Runtime(Options),
-    /// Calls of a main loop by a client, against the mailbox operations that they are made of.
+    /// Requests to a main loop compared with the mailbox operations that they consist of.
     ///
     /// On every backend, like the runtime suite.
     #[command(after_help = RATIO)]
     Loops(Options),
-    /// Eval runs, from samples to a report, against the main loop beneath alone.
+    /// Eval runs, from samples to a report, compared with the main loop that they run on.
     ///
     /// On every backend, like the runtime suite.
     #[command(after_help = RATIO)]
@@ -147,7 +146,7 @@ enum Command {
     EvalsChild(evals::Child),
 }
 
-/// What every suite can be told.
+/// Options of every suite.
 #[derive(Debug, Args)]
 struct Options {
     /// Print one JSON object per line instead of a table.
@@ -157,16 +156,16 @@ struct Options {
     amount: Amount,
 }
 
-/// How much is run.
+/// The amount of work.
 #[derive(Debug, Args)]
 struct Amount {
-    /// Run small counts, to see that everything works. The figures mean little.
+    /// Run small counts to check that everything works. The figures mean little.
     #[arg(long)]
     quick: bool,
-    /// How many rounds the medians are taken of [default: 5, or 3 with --quick].
+    /// The number of rounds per median [default: 5, or 3 with --quick].
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: Option<u32>,
-    /// Run only the cases whose names hold this text.
+    /// Run only the cases whose names contain this text.
     #[arg(long)]
     only: Option<String>,
 }
@@ -194,7 +193,7 @@ enum Suite {
 }
 
 impl Suite {
-    /// Those that need no more servers than one.
+    /// Suites that need at most one server at a time.
     const USUAL: [Self; 7] = [
         Self::Curves,
         Self::Memory,
@@ -277,8 +276,7 @@ fn one(suite: Suite, options: Options) -> Result<()> {
     Ok(())
 }
 
-/// Runs several, one after the other, and writes the results as they come. A suite that fails does not take
-/// the others with it.
+/// Runs several suites and writes the results after each case. If one fails, the others still run.
 fn all(suites: &[Suite], out: &Path, plan: &Plan) -> Result<()> {
     let mut cases = 0;
     for suite in suites {

@@ -71,14 +71,14 @@ impl Peer {
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::BullMq => "BullMQ",
-            Self::Seed => "the seed's scripts, in Python",
+            Self::Seed => "specification scripts (Python)",
             Self::Rq => "RQ",
             Self::Dramatiq => "Dramatiq",
             Self::Celery => "Celery",
             Self::Huey => "Huey",
             Self::Litequeue => "litequeue",
-            Self::Beanstalkd => "beanstalkd, from Python",
-            Self::Nats => "NATS JetStream, from Python",
+            Self::Beanstalkd => "beanstalkd (Python client)",
+            Self::Nats => "NATS JetStream (Python client)",
         }
     }
 
@@ -142,8 +142,8 @@ impl Peer {
         let elapsed = Duration::from_secs_f64(outcome.seconds);
         let done = Done { messages: outcome.sent, elapsed, each: each.collect() };
         let server = match self {
-            Self::Beanstalkd => ", synced every second",
-            Self::Nats => ", synced every two minutes",
+            Self::Beanstalkd => "; fsync every second",
+            Self::Nats => "; fsync every two minutes",
             _ => "",
         };
         let settings = format!("{}; {}{server}", outcome.version, outcome.settings);
@@ -156,7 +156,7 @@ pub(crate) fn say_who_is_not_here(suite: &str, peers: &[Peer]) {
     for peer in peers.iter().filter(|peer| !peer.is_here()) {
         let name = peer.name();
         progress::say(format_args!(
-            "{suite}: {name} is not installed and is left out; see `make bench`"
+            "{suite}: {name} is not installed and is skipped; run `make setup-bench`"
         ));
     }
 }

@@ -1,4 +1,4 @@
-//! Where the files are: a fresh directory for each run, on a disk that means it.
+//! Directories for files: a new one for each run, on a disk where an fsync is real.
 
 use std::env;
 use std::fs::{self, File};
@@ -27,21 +27,21 @@ pub(crate) fn warn_if_in_memory() {
     let root = root();
     if file_system(&root).is_some_and(|kind| kind == "tmpfs" || kind == "ramfs") {
         progress::say(format_args!(
-            "warning: {} is in memory, so that a sync means nothing; set {VARIABLE} to a \
+            "warning: {} is in memory, where an fsync costs nothing; set {VARIABLE} to a \
              directory on a disk",
             root.display()
         ));
     }
 }
 
-/// Says how long a sync takes here and now, which says a lot about all figures.
+/// Prints the duration of an fsync, which most figures depend on.
 pub(crate) fn tell_sync_time(suite: &str) -> Result<()> {
     let micros = micros(sync_time()?);
-    progress::say(format_args!("{suite}: a sync takes {micros:.0} µs"));
+    progress::say(format_args!("{suite}: 4 KiB write + fsync: {micros:.0} µs"));
     Ok(())
 }
 
-/// How long a sync takes here and now: the median of a few.
+/// Measures the duration of an fsync: the median of 32.
 pub(crate) fn sync_time() -> Result<Duration> {
     let directory = fresh()?;
     let file = File::create(directory.path().join("probe"))?;
@@ -55,11 +55,11 @@ pub(crate) fn sync_time() -> Result<Duration> {
     percentile(&mut times, 50)
 }
 
-/// How many bytes are free there, as `df` tells.
+/// The free bytes of the disk, from `df`.
 pub(crate) fn free_bytes() -> Result<u64> {
     let df = Command::new("df").args(["--output=avail", "-B1"]).arg(root()).output()?;
     let text = String::from_utf8_lossy(&df.stdout).into_owned();
-    Ok(text.lines().nth(1).ok_or("df tells nothing")?.trim().parse()?)
+    Ok(text.lines().nth(1).ok_or("df printed nothing")?.trim().parse()?)
 }
 
 /// Where all directories are made.

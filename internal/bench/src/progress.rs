@@ -1,4 +1,4 @@
-//! What is told while benchmarks run: lines, and a bar where all suites run at once on a terminal.
+//! Progress of a run: lines on stderr, and a progress bar when several suites run on a terminal.
 
 use std::fmt;
 use std::sync::OnceLock;
@@ -10,7 +10,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 static BAR: OnceLock<ProgressBar> = OnceLock::new();
 static QUIET: AtomicBool = AtomicBool::new(false);
 
-/// Shows a bar from now on, for so many cases.
+/// Shows a progress bar for this number of cases.
 pub(crate) fn start(cases: usize) {
     let template = "{bar:30} {pos}/{len} cases, {elapsed_precise}  {wide_msg}";
     let style =
@@ -20,7 +20,7 @@ pub(crate) fn start(cases: usize) {
     let _ = BAR.set(bar);
 }
 
-/// Says a line, above the bar if there is one.
+/// Prints a line, above the bar if there is one.
 pub(crate) fn say(line: fmt::Arguments<'_>) {
     match BAR.get() {
         _ if QUIET.load(Ordering::Relaxed) => {}
@@ -29,7 +29,7 @@ pub(crate) fn say(line: fmt::Arguments<'_>) {
     }
 }
 
-/// Says which case is on.
+/// Shows the name of the case that runs.
 pub(crate) fn case(suite: &str, name: &str) {
     match BAR.get() {
         Some(bar) if !bar.is_hidden() => bar.set_message(format!("{suite}: {name}")),
@@ -37,10 +37,10 @@ pub(crate) fn case(suite: &str, name: &str) {
     }
 }
 
-/// Counts a case as done.
+/// Counts a finished case.
 pub(crate) fn step() {
     if let Some(bar) = BAR.get() {
-        // Some suites have more cases than they can tell before they run.
+        // Some suites do not know all of their cases before they run.
         if bar.length() == Some(bar.position()) {
             bar.inc_length(1);
         }
@@ -48,14 +48,14 @@ pub(crate) fn step() {
     }
 }
 
-/// Takes the bar away.
+/// Removes the bar.
 pub(crate) fn finish() {
     if let Some(bar) = BAR.get() {
         bar.finish_and_clear();
     }
 }
 
-/// Does something of which nothing is told.
+/// Runs a closure without printing its progress.
 pub(crate) fn quietly<T>(what: impl FnOnce() -> T) -> T {
     QUIET.store(true, Ordering::Relaxed);
     let outcome = what();

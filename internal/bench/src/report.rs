@@ -1,4 +1,4 @@
-//! What a suite says: rows and charts, as tables for people or as JSON lines for programs.
+//! The output of a suite: rows and charts, as tables or as JSON lines.
 
 use std::path::{Path, PathBuf};
 
@@ -8,51 +8,51 @@ use crate::chart::Chart;
 use crate::progress;
 use crate::results::Results;
 
-/// What the ratio means. Said by `--help` and below every table.
+/// Explanation of the ratio, printed by `--help` and below every table.
 pub(crate) const RATIO: &str = "\
-ratio: how many times better ours is. Above 1 we win, below 1 we lose.
-       ours / other for rates (messages per second), other / ours for costs (bytes, time, CPU
-       time, commands and calls to a server, connections).";
+ratio: how many times better Pillarbox is. Above 1 Pillarbox is better, below 1 the other is.
+       Pillarbox / other for rates (messages per second), other / Pillarbox for costs (bytes,
+       time, CPU time, commands and calls to a server, connections).";
 
-/// One comparison of ours with one other. Its fields are those of a JSON line.
+/// One comparison of Pillarbox with one other. Its fields are those of a JSON line.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Row {
     pub(crate) suite: String,
     pub(crate) case: String,
     pub(crate) unit: Unit,
     pub(crate) ours: f64,
-    /// None if it has failed.
+    /// None if it failed.
     pub(crate) other: Option<f64>,
     pub(crate) other_name: String,
     pub(crate) ratio: Option<f64>,
-    /// Why it has failed.
+    /// The reason why it failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) failure: Option<String>,
 }
 
 impl Row {
-    /// The figure of the other, for people.
-    pub(crate) fn other_for_people(&self) -> String {
+    /// The figure of the other, formatted.
+    pub(crate) fn other_human(&self) -> String {
         self.other.map_or("failed".to_owned(), |other| self.unit.human(other))
     }
 }
 
-/// What a figure counts.
+/// The unit of a figure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Unit {
-    /// Messages that went all the way, per second.
+    /// Messages sent, received and settled per second.
     #[serde(rename = "messages/s")]
     MessagesPerSecond,
-    /// Nanoseconds for one message to go all the way.
+    /// Nanoseconds to send, receive and settle one message.
     #[serde(rename = "ns/cycle")]
     NanosPerCycle,
     /// Microseconds for one call.
     #[serde(rename = "us")]
     Micros,
-    /// Microseconds for one message to go all the way.
+    /// Microseconds to send, receive and settle one message.
     #[serde(rename = "us/message")]
     MicrosPerMessage,
-    /// Milliseconds for one call, or for all there is to do.
+    /// Milliseconds for one call, or for a whole run.
     #[serde(rename = "ms")]
     Millis,
     /// Bytes for one message.
@@ -61,13 +61,13 @@ pub(crate) enum Unit {
     /// Microseconds of CPU time per second of wall time.
     #[serde(rename = "us CPU/s")]
     CpuMicrosPerSecond,
-    /// Microseconds of CPU time for one message to go all the way.
+    /// Microseconds of CPU time to send, receive and settle one message.
     #[serde(rename = "us CPU/message")]
     CpuMicrosPerMessage,
-    /// Commands that a server carries out per second.
+    /// Commands that a server runs per second.
     #[serde(rename = "commands/s")]
     CommandsPerSecond,
-    /// Calls to a server for one message to go all the way.
+    /// Calls to a server to send, receive and settle one message.
     #[serde(rename = "calls/message")]
     CallsPerMessage,
     /// Connections to servers.
@@ -77,7 +77,7 @@ pub(crate) enum Unit {
 
 impl Unit {
     /// Whether more is better.
-    fn is_rate(self) -> bool {
+    pub(crate) fn is_rate(self) -> bool {
         match self {
             Self::MessagesPerSecond => true,
             Self::NanosPerCycle
@@ -93,7 +93,24 @@ impl Unit {
         }
     }
 
-    /// A figure of this unit for people.
+    /// The title of an axis with this unit.
+    pub(crate) fn axis(self) -> &'static str {
+        match self {
+            Self::MessagesPerSecond => "messages per second",
+            Self::NanosPerCycle => "ns per message",
+            Self::Micros => "µs",
+            Self::MicrosPerMessage => "µs per message",
+            Self::Millis => "ms",
+            Self::Bytes => "bytes",
+            Self::CpuMicrosPerSecond => "µs of CPU per second",
+            Self::CpuMicrosPerMessage => "µs of CPU per message",
+            Self::CommandsPerSecond => "server commands per second",
+            Self::CallsPerMessage => "server calls per message",
+            Self::Connections => "connections",
+        }
+    }
+
+    /// Formats a figure of this unit.
     pub(crate) fn human(self, figure: f64) -> String {
         match self {
             Self::MessagesPerSecond => format!("{}/s", with_prefix(figure)),
@@ -110,12 +127,12 @@ impl Unit {
     }
 }
 
-/// How many times better `ours` is than `other`.
+/// Returns how many times better `ours` is than `other`.
 pub(crate) fn ratio(unit: Unit, ours: f64, other: f64) -> f64 {
     if unit.is_rate() { ours / other } else { other / ours }
 }
 
-/// A whole number with its thousands set apart: `1,000,000`.
+/// Formats a number with separators: `1,000,000`.
 pub(crate) fn grouped(number: u64) -> String {
     let digits = number.to_string();
     let mut text = String::with_capacity(digits.len() * 2);
@@ -128,13 +145,13 @@ pub(crate) fn grouped(number: u64) -> String {
     text
 }
 
-/// Where rows and charts go.
+/// Collects rows and charts, or prints them as JSON lines.
 #[derive(Debug)]
 pub(crate) struct Report {
     json: bool,
     pub(crate) rows: Vec<Row>,
     pub(crate) charts: Vec<Chart>,
-    /// Where all that is there so far is written after each case.
+    /// Results so far, and the file they are written to after each case.
     file: Option<(Results, PathBuf)>,
 }
 
@@ -143,7 +160,7 @@ impl Report {
         Self { json, rows: Vec::new(), charts: Vec::new(), file: None }
     }
 
-    /// One that is written to a file as it grows: what is there is not lost with what fails later.
+    /// A report that is written to a file after each case, so that a later failure loses nothing.
     pub(crate) fn to_file(results: Results, path: &Path) -> Self {
         Self { file: Some((results, path.to_owned())), ..Self::new(false) }
     }
@@ -158,7 +175,7 @@ impl Report {
         }
     }
 
-    /// Takes a chart. A JSON line is printed at once.
+    /// Adds a chart. A JSON line is printed at once.
     pub(crate) fn add_chart(&mut self, chart: Chart) {
         if self.json {
             println!("{}", json(&chart));
@@ -168,7 +185,7 @@ impl Report {
         }
     }
 
-    /// Takes the rows of one case. JSON lines are printed at once.
+    /// Adds the rows of one case. JSON lines are printed at once.
     pub(crate) fn add(&mut self, rows: Vec<Row>) {
         if self.json {
             for row in &rows {
@@ -180,7 +197,7 @@ impl Report {
         }
     }
 
-    /// Prints the tables, now that all widths are known.
+    /// Prints the tables.
     pub(crate) fn print(&self) {
         if self.json {
             return;
@@ -198,7 +215,7 @@ fn json(what: &impl Serialize) -> String {
     serde_json::to_string(what).expect("these are strings and numbers, which JSON can hold")
 }
 
-/// A chart as a table: a line for each contestant, a column for each place.
+/// Formats a chart as a table: a row for each contestant, a column for each place.
 fn chart_table(chart: &Chart) -> String {
     let mut lines = vec![vec![chart.along.clone()]];
     lines[0].extend(chart.at.iter().cloned());
@@ -226,14 +243,15 @@ fn chart_table(chart: &Chart) -> String {
 }
 
 fn table(rows: &[Row]) -> String {
-    let mut lines = vec![["case", "ours", "other", "ratio", "against"].map(str::to_owned)];
+    let mut lines =
+        vec![["case", "Pillarbox", "other", "ratio", "compared with"].map(str::to_owned)];
     let mut last = None;
     for row in rows {
         let first_of_case = last.replace(&row.case) != Some(&row.case);
         lines.push([
             if first_of_case { row.case.clone() } else { String::new() },
             row.unit.human(row.ours),
-            row.other_for_people(),
+            row.other_human(),
             row.ratio.map_or_else(String::new, |ratio| format!("{}x", three_digits(ratio))),
             row.other_name.clone(),
         ]);
@@ -252,7 +270,7 @@ fn table(rows: &[Row]) -> String {
     text + "\n" + RATIO + "\n"
 }
 
-/// `1.83 M`, `18.3 k`, `183`: three digits and a prefix of a thousand, a million or more.
+/// Formats three digits with a decimal prefix: `1.83 M`, `18.3 k`, `183`.
 fn with_prefix(figure: f64) -> String {
     // From 999.5 on, three digits would round up to 1000.
     let (scale, prefix) = match figure {
@@ -264,7 +282,7 @@ fn with_prefix(figure: f64) -> String {
     format!("{}{prefix}", three_digits(figure / scale))
 }
 
-/// `1.83`, `18.3`, `183`, `1830`: three digits, or all those before the point.
+/// Formats three digits, or all those before the point: `1.83`, `18.3`, `183`, `1830`.
 pub(crate) fn three_digits(figure: f64) -> String {
     let decimals = match figure.abs() {
         f if f < 9.995 => 2,
@@ -292,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn the_ratio_is_above_one_where_we_win_for_rates_and_for_costs() {
+    fn the_ratio_is_above_one_where_ours_is_better_for_rates_and_for_costs() {
         assert_eq!(ratio(Unit::MessagesPerSecond, 300.0, 100.0), 3.0);
         let times = [Unit::NanosPerCycle, Unit::Micros, Unit::Millis];
         let of_cpu = [Unit::CpuMicrosPerSecond, Unit::CpuMicrosPerMessage];
@@ -342,7 +360,7 @@ mod tests {
             row("idle", Unit::CpuMicrosPerSecond, 20.0, 10.0),
         ];
         let expected = "\
-case        ours      other  ratio  against
+case   Pillarbox      other  ratio  compared with
 cycle   2.00 M/s   1.00 M/s  2.00x  peer
         2.00 M/s   40.0 M/s  0.05x  peer
 idle   20.0 µs/s  10.0 µs/s  0.50x  peer

@@ -1,4 +1,4 @@
-//! All that was measured in one go, as a file.
+//! The file with the results of a run.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,38 +13,38 @@ use crate::place;
 use crate::process::machine_bytes;
 use crate::report::Row;
 
-/// The form of the file. Another one is refused.
+/// The version of the file format. Other versions are rejected.
 const FORMAT: u32 = 1;
 
-/// What was measured, and on what.
+/// The results of a run, and the machine it ran on.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Results {
     format: u32,
     pub(crate) machine: Machine,
-    /// Small counts: the figures mean little.
+    /// Whether counts were small, so that the figures mean little.
     pub(crate) quick: bool,
-    /// How many rounds a median is of.
+    /// The number of rounds per median.
     pub(crate) rounds: usize,
     pub(crate) charts: Vec<Chart>,
     pub(crate) rows: Vec<Row>,
 }
 
-/// What figures depend on that is not ours.
+/// The machine and the versions that figures depend on.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Machine {
     /// The day, as `2026-11-17`.
     pub(crate) day: String,
     pub(crate) processors: usize,
     pub(crate) memory_gib: u64,
-    /// How long a write of 4 KiB takes until the disk has it.
+    /// The duration of a 4 KiB write with fsync.
     pub(crate) sync_us: f64,
-    /// What `redis-server --version` says of itself.
+    /// The version that `redis-server --version` prints.
     pub(crate) redis: String,
     pub(crate) pillarbox: String,
 }
 
 impl Results {
-    /// None yet.
+    /// Empty results of this machine.
     pub(crate) fn of_this_machine(plan: &Plan) -> Result<Self> {
         let redis = Command::new("redis-server").arg("--version").output();
         let redis = redis.map(|output| String::from_utf8_lossy(&output.stdout).into_owned());
@@ -73,7 +73,7 @@ impl Results {
         Self { format: FORMAT, machine, quick: false, rounds: 3, charts, rows: Vec::new() }
     }
 
-    /// Those of several files together. A suite that is in two of them is taken from the later.
+    /// Merges several files. A suite or chart that is in two of them is taken from the later.
     pub(crate) fn read_all(paths: &[PathBuf]) -> Result<Self> {
         let mut all = Vec::new();
         for path in paths {
@@ -106,7 +106,7 @@ impl Results {
         Ok(results)
     }
 
-    /// Writes all, or leaves what is there.
+    /// Replaces the file. If that fails, the old file stays.
     pub(crate) fn write(&self, path: &Path) -> Result<()> {
         let place = path.display();
         let failed = |error: std::io::Error| format!("cannot write {place}: {error}");

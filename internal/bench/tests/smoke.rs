@@ -59,10 +59,7 @@ fn all_suites_make_one_file_and_that_a_page_with_plots() {
     bench(&[&["all", "--out", &path("results.json")], &only[..]].concat());
     bench(&["page", &path("results.json"), "--to", &path("docs")]);
     let page = std::fs::read_to_string(path("docs/benchmarks.md")).expect("a page");
-    assert!(
-        page.contains("![A message of one of many queues](pictures/bench-queues.svg)"),
-        "{page}"
-    );
+    assert!(page.contains("![Cost by number of queues](pictures/bench-queues.svg)"), "{page}");
     assert!(page.contains("quick run"), "{page}");
     let plot = std::fs::read_to_string(path("docs/pictures/bench-queues.svg")).expect("a plot");
     assert!(plot.starts_with("<svg ") && plot.ends_with("</svg>\n"), "{plot}");

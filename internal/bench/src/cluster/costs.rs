@@ -70,12 +70,12 @@ impl Calls {
 
     fn name(self) -> String {
         let load = match self.batch() {
-            1 => "one by one".to_owned(),
+            1 => "one at a time".to_owned(),
             batch => format!("batch {batch}"),
         };
         match self {
-            Self::AsTheyAre { .. } => format!("{load}, calls as they are"),
-            Self::PutTogether { .. } => format!("{load}, calls put together"),
+            Self::AsTheyAre { .. } => format!("{load}, calls not coalesced"),
+            Self::PutTogether { .. } => format!("{load}, calls coalesced"),
             Self::OnEmptyQueue => format!("{load}, no backlog"),
             Self::OnEmptyQueueApart => format!("{load}, no backlog, two processes"),
         }
@@ -110,7 +110,7 @@ pub(super) fn server_cpu(plan: &Plan, calls: Calls) -> Case {
     let name = calls.name();
     let figures = [
         Figure::median(format!("server CPU, {name}"), Unit::CpuMicrosPerMessage),
-        Figure::median(format!("dearest node, {name}"), Unit::CpuMicrosPerMessage),
+        Figure::median(format!("most expensive node, {name}"), Unit::CpuMicrosPerMessage),
         Figure::median(format!("calls, {name}"), Unit::CallsPerMessage),
         Figure::median(format!("rate, {name}"), Unit::MessagesPerSecond),
     ];

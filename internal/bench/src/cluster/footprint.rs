@@ -12,7 +12,7 @@ pub(super) fn case(plan: &Plan) -> Case {
     let messages = plan.pick(1_000_000, 2_400);
     let side = |layout: Layout| move || measure(layout, messages);
     let alone = Layout::alone(PARTITIONS);
-    let name = format!("server memory per message, {} pending", grouped(messages));
+    let name = format!("server memory per message, {} ready", grouped(messages));
     Case::new(name, Unit::Bytes, side(Layout::SPREAD))
         .against(Layout::WHOLE.to_string(), side(Layout::WHOLE))
         .against(alone.to_string(), side(alone))

@@ -21,7 +21,7 @@ const fn primary(replicas: usize) -> Layout {
 /// What a replica costs its primary, though nobody waits for it; and what it takes itself.
 pub(super) fn server_cpu(plan: &Plan) -> Case {
     let figures = [
-        Figure::median("primary's CPU, batch 10", Unit::CpuMicrosPerMessage),
+        Figure::median("CPU of the primary, batch 10", Unit::CpuMicrosPerMessage),
         Figure::median("CPU of primary and replica, batch 10", Unit::CpuMicrosPerMessage),
         Figure::median("bytes from the primary, batch 10", Unit::Bytes),
     ];
@@ -74,7 +74,7 @@ pub(super) fn confirmed(plan: &Plan, callers: u64) -> Case {
         }
     };
     Case::several(name, figures, side(1, 1))
-        .against("a replica, not waited for", side(1, 0))
+        .against("1 replica, not awaited", side(1, 0))
         .against("no replica", side(0, 0))
 }
 

@@ -80,9 +80,9 @@ impl fmt::Display for Layout {
         match self.nodes {
             Nodes::Alone => write!(f, "1 server"),
             Nodes::Cluster { primaries, .. } if self.is_at_first => {
-                write!(f, "one node of a cluster of {primaries}")
+                write!(f, "one node of a {primaries}-primary cluster")
             }
-            Nodes::Cluster { primaries, .. } => write!(f, "cluster of {primaries}"),
+            Nodes::Cluster { primaries, .. } => write!(f, "{primaries}-primary cluster"),
         }
     }
 }

@@ -20,11 +20,11 @@ pub(super) fn wake_up(plan: &Plan) -> Case {
     let messages = plan.pick(500, 10);
     let quiet = plan.pick(Duration::from_secs(1), Duration::from_millis(20));
     let figures = [
-        Figure::median("from send to 1 receiver that waits, p50", Unit::Micros),
-        Figure::median("from send to 1 receiver that waits, p99", Unit::Micros),
+        Figure::median("wake-up latency, 1 waiter, p50", Unit::Micros),
+        Figure::median("wake-up latency, 1 waiter, p99", Unit::Micros),
         Figure::median("server CPU per wake-up", Unit::CpuMicrosPerMessage),
         Figure::median("calls per wake-up", Unit::CallsPerMessage),
-        Figure::median("server CPU while nothing happens", Unit::CpuMicrosPerSecond),
+        Figure::median("server CPU while idle", Unit::CpuMicrosPerSecond),
     ];
     let side = |layout: Layout| {
         let mut site = None;
@@ -33,7 +33,7 @@ pub(super) fn wake_up(plan: &Plan) -> Case {
             on_two_threads(measure_wake_up(site, messages, quiet))
         }
     };
-    Case::several("a receiver that waits", figures, side(Layout::SPREAD))
+    Case::several("wake-up", figures, side(Layout::SPREAD))
         .against(Layout::WHOLE.to_string(), side(Layout::WHOLE))
 }
 
@@ -58,8 +58,8 @@ async fn measure_wake_up(site: &Site, messages: u64, quiet: Duration) -> Result<
 /// How many connections a process has that sends and receives.
 pub(super) fn connections() -> Case {
     let figures = [
-        Figure::median("connections of a process", Unit::Connections),
-        Figure::median("connections of a process to the node with the most", Unit::Connections),
+        Figure::median("connections per process", Unit::Connections),
+        Figure::median("connections per process, node with most", Unit::Connections),
     ];
     let side = |layout: Layout, replicas: u32| move || count_connections(layout, replicas);
     let replicated = Layout::replicated(3, 1, PARTITIONS);
@@ -106,7 +106,7 @@ fn is_replica(line: &str) -> bool {
 pub(super) fn idle(plan: &Plan) -> Case {
     let window = plan.pick(Duration::from_secs(84), Duration::from_millis(200));
     let side = move |layout: Layout| move || on_two_threads(count_commands(layout, window));
-    Case::new("server commands while a receive waits", Unit::CommandsPerSecond, {
+    Case::new("server commands while idle, 1 waiter", Unit::CommandsPerSecond, {
         side(Layout::SPREAD)
     })
     .against(Layout::WHOLE.to_string(), side(Layout::WHOLE))

@@ -1,4 +1,4 @@
-//! Whether a message grows dearer with those that wait before it.
+//! Cost of a message by the number of ready messages in its queue.
 //!
 //! One queue of each kind, which is filled from level to level. Each message that is received is
 //! acknowledged and another is sent, so that it stays as long as it is.
@@ -34,10 +34,9 @@ pub(super) fn levels(plan: &Plan) -> &'static [u64] {
 
 pub(super) fn contest(plan: &Plan) -> Contest {
     let levels = levels(plan);
-    let about = "One caller sends, receives and acknowledges ten messages of 256 bytes in a call, while so many others wait. SQLite once as it comes, where a cycle is three syncs, and once with synchronous=NORMAL, where the work shows.";
-    let contest =
-        Contest::new("backlog", "A message among many that wait", about, Unit::MicrosPerMessage)
-            .along("messages waiting", levels.iter().map(|level| grouped(*level)));
+    let about = "One caller sends, receives and acknowledges ten 256-byte messages per call, in a queue with this many ready messages. SQLite appears twice: with the default synchronous=FULL, where a cycle takes three fsyncs, and with synchronous=NORMAL, which shows the cost of the work without them.";
+    let contest = Contest::new("backlog", "Cost by backlog", about, Unit::MicrosPerMessage)
+        .along("ready messages", levels.iter().map(|level| grouped(*level)));
     let load = Load { callers: 1, batch: BATCH, window: window(plan) };
     let side = |kind: Kind, synchronous: Synchronous| {
         let mut filled: Option<Filled> = None;
@@ -51,8 +50,18 @@ pub(super) fn contest(plan: &Plan) -> Contest {
     };
     contest
         .enter(Role::Ours, "Redis", "AOF everysec", side(Kind::Redis, Synchronous::Full))
-        .enter(Role::Ours, "SQLite, FULL", "WAL", side(Kind::Sqlite, Synchronous::Full))
-        .enter(Role::Ours, "SQLite, NORMAL", "WAL", side(Kind::Sqlite, Synchronous::Normal))
+        .enter(
+            Role::Ours,
+            "SQLite, FULL",
+            "WAL, synchronous=FULL",
+            side(Kind::Sqlite, Synchronous::Full),
+        )
+        .enter(
+            Role::Ours,
+            "SQLite, NORMAL",
+            "WAL, synchronous=NORMAL",
+            side(Kind::Sqlite, Synchronous::Normal),
+        )
         .enter(Role::Ours, "memory", "", side(Kind::Memory, Synchronous::Full))
 }
 

@@ -1,4 +1,4 @@
-//! Full cycles by 1 to 256 callers, one message at a time, and how long each cycle takes.
+//! Throughput and latency of full cycles with 1 to 256 callers, one message at a time.
 
 use std::path::Path;
 
@@ -42,18 +42,18 @@ pub(super) fn contest(plan: &Plan, kind: Kind) -> Contest {
     let (id, about) = match kind {
         Kind::Memory => (
             "cycles-memory",
-            "Nothing is kept. A cycle is a send, a receive and an acknowledgement of one message of 256 bytes; all callers share one queue.",
+            "A cycle sends, receives and acknowledges one 256-byte message. All callers share one queue. Nothing is persistent.",
         ),
         Kind::Sqlite => (
             "cycles-sqlite",
-            "A send, a receive or an acknowledgement is answered when the disk has it, unless the row says otherwise. All callers share one queue in one process; peers in Python have hardly more than one processor.",
+            "Every send, receive and acknowledgement returns after an fsync, unless the row says otherwise. All callers share one queue in one process. The Python peers use little more than one core.",
         ),
         Kind::Redis => (
             "cycles-redis",
-            "Redis logs what it does and syncs the log every second. Servers of other kinds keep messages as their rows say. Clients and server share the processors of the machine; peers in Python and Node have one process for callers and workers, which is hardly more than one processor.",
+            "Redis writes an append-only file and syncs it every second. The other servers store messages as their rows say. Clients and server share the cores of one machine. The Python and Node peers run callers and workers in one process, which uses little more than one core.",
         ),
     };
-    let title = format!("Cycles per second, {}", kind.name());
+    let title = format!("Throughput, {}", kind.name());
     let at = callers(plan).iter().map(u64::to_string);
     let contest = Contest::new(id, title, about, Unit::MessagesPerSecond).along("callers", at);
     let (callers, window) = (callers(plan), window(plan));
@@ -65,7 +65,7 @@ pub(super) fn contest(plan: &Plan, kind: Kind) -> Contest {
     }
 }
 
-/// How long cycles took, by one caller and by many.
+/// Latency of a cycle, with one caller and with many.
 pub(super) fn distributions(plan: &Plan, kind: Kind, held: &Held) -> Vec<Chart> {
     let callers = callers(plan);
     // The least, and 64 or what there is instead.
@@ -77,8 +77,8 @@ pub(super) fn distributions(plan: &Plan, kind: Kind, held: &Held) -> Vec<Chart> 
         };
         let name = kind.name();
         let id = format!("latency-{}-{}", name.to_lowercase(), callers.replace(' ', "-"));
-        let title = format!("How long a cycle takes, {name}, {callers}");
-        let about = "From before the send until the acknowledgement is answered, or until the worker of the peer has handled as many, of the runs above.";
+        let title = format!("Latency of a cycle, {name}, {callers}");
+        let about = "Time from the start of the send until the acknowledgement returns. For peers with their own workers, until as many messages as the caller sent were handled. From the runs of the throughput chart above.";
         held.distribution(place, &id, &title, about)
     };
     vec![chart(0), chart(many)]
@@ -86,33 +86,33 @@ pub(super) fn distributions(plan: &Plan, kind: Kind, held: &Held) -> Vec<Chart> 
 
 fn memory(contest: Contest, load: impl Fn(usize) -> Load + Copy + 'static) -> Contest {
     contest
-        .enter(Role::Ours, "Pillarbox", "bytes; leases and receipts", move |place| {
+        .enter(Role::Ours, "Pillarbox", "byte bodies; leases and receipts", move |place| {
             let ours = || async { Ours::of(Mailboxes::new(MemoryBackend::new())) };
             here(ours, load(place))
         })
         .enter(
             Role::Limit,
-            "tokio's channel",
-            "no acknowledgement, no lease, no id; the receiver in a mutex",
+            "Tokio channel",
+            "no acknowledgements, leases or ids; receiver in a mutex",
             move |place| here(|| async { Ok(Channel::new()) }, load(place)),
         )
-        .enter(Role::Peer, "capp-queue", "0.7.2; JSON; no lease; callers poll", move |place| {
-            here(|| async { Ok(Capp::new()) }, load(place))
-        })
+        .enter(
+            Role::Peer,
+            "capp-queue",
+            "0.7.2; JSON bodies; no leases; callers poll",
+            move |place| here(|| async { Ok(Capp::new()) }, load(place)),
+        )
 }
 
 fn sqlite(contest: Contest, load: impl Fn(usize) -> Load + Copy + 'static) -> Contest {
     let contest = contest
-        .enter(
-            Role::Ours,
-            "Pillarbox",
-            "WAL, synchronous=FULL; callers share syncs",
-            move |place| on_store(Kind::Sqlite, load(place)),
-        )
+        .enter(Role::Ours, "Pillarbox", "WAL, synchronous=FULL; group commit", move |place| {
+            on_store(Kind::Sqlite, load(place))
+        })
         .enter(
             Role::Limit,
-            "a log that only appends",
-            "callers share syncs; no second delivery, grows for ever",
+            "append-only log",
+            "group commit; no redelivery, space is never reclaimed",
             move |place| {
                 let directory = place::fresh()?;
                 let log = sqlite::cycle::room_for_small_bodies(load(place).window);
@@ -123,7 +123,7 @@ fn sqlite(contest: Contest, load: impl Fn(usize) -> Load + Copy + 'static) -> Co
         .enter(
             Role::Peer,
             "apalis-sqlite",
-            "1.0.0; WAL, synchronous=FULL, tuned, woken by its own process; done jobs are kept",
+            "1.0.0; WAL, synchronous=FULL, tuned; in-process wake-ups; completed jobs are kept",
             move |place| {
                 let (directory, load) = (place::fresh()?, load(place));
                 let path = directory.path();
@@ -144,13 +144,13 @@ fn redis(contest: Contest, load: impl Fn(usize) -> Load + Copy + 'static) -> Con
         .enter(
             Role::Ours,
             "Pillarbox",
-            "AOF everysec; callers' calls are put together",
+            "AOF everysec; concurrent calls are coalesced",
             move |place| on_store(Kind::Redis, load(place)),
         )
         .enter(
             Role::Limit,
-            "plain commands",
-            "AOF everysec; not atomic, receipts unchecked, no ids, no leases that end",
+            "plain Redis commands",
+            "AOF everysec; not atomic; receipts not checked; no ids; leases do not expire",
             move |place| {
                 let server = redis::fresh(Kept::EverySecond);
                 let url = server.url();
@@ -161,9 +161,9 @@ fn redis(contest: Contest, load: impl Fn(usize) -> Load + Copy + 'static) -> Con
         (
             Tuned::No,
             "apalis-redis",
-            "1.0.0; AOF everysec; woken by its own process; done jobs are kept",
+            "1.0.0; AOF everysec; in-process wake-ups; completed jobs are kept",
         ),
-        (Tuned::Yes, "apalis-redis, tuned", "as above; large batches, no locks, no events"),
+        (Tuned::Yes, "apalis-redis (tuned)", "as above; large batches, no locks, no events"),
     ] {
         contest = contest.enter(Role::Peer, name, settings, move |place| {
             let server = redis::fresh(Kept::EverySecond);

@@ -1,16 +1,16 @@
-//! The curves suite: how figures change with what grows.
+//! The curves suite: throughput, latency and cost as the load grows.
 //!
-//! | chart | what it asks |
+//! | chart | what it measures |
 //! |---|---|
-//! | cycles | how many messages go all the way by 1 to 256 callers, on each backend, beside its limit and its peers |
-//! | latencies | how long a caller's cycle takes, from the quickest to the slowest of a thousand |
-//! | backlog | whether a message grows dearer with those that wait before it |
-//! | queues | whether it grows dearer with the number of queues |
-//! | workers | what more workers bring |
+//! | cycles | throughput of full cycles with 1 to 256 callers, on each backend, with its limit and its peers |
+//! | latencies | latency of a cycle, from p1 to p99.9 |
+//! | backlog | cost of a message by the number of ready messages |
+//! | queues | cost of a message by the number of queues |
+//! | workers | throughput by the number of workers |
 //!
 //! Peers are those of the other suites and the programs in `peers/`, each on a server or a file of its
-//! own. All on Redis have a server that logs what it does and syncs the log every second; files are synced
-//! before anything is answered, unless a line says otherwise.
+//! own. Redis servers write an append-only file and sync it every second. Calls on files return after an
+//! fsync, unless the settings of a line say otherwise.
 
 mod backlog;
 mod cycles;

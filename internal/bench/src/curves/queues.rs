@@ -1,4 +1,4 @@
-//! Whether a message grows dearer with the number of queues: one caller at one after the other.
+//! Cost of a message by the number of queues that one caller visits in turn.
 
 use std::time::{Duration, Instant};
 
@@ -22,9 +22,9 @@ pub(super) fn numbers(plan: &Plan) -> &'static [u64] {
 
 pub(super) fn contest(plan: &Plan) -> Contest {
     let numbers = numbers(plan);
-    let about = "One caller sends, receives and acknowledges ten messages of 256 bytes at one queue after the other, all of one backend.";
+    let about = "One caller sends, receives and acknowledges ten 256-byte messages per call and visits the queues of one backend in turn.";
     let mut contest =
-        Contest::new("queues", "A message of one of many queues", about, Unit::MicrosPerMessage)
+        Contest::new("queues", "Cost by number of queues", about, Unit::MicrosPerMessage)
             .along("queues", numbers.iter().map(|number| grouped(*number)));
     for kind in Kind::ALL {
         let settings = match kind {

@@ -1,12 +1,12 @@
-//! What more workers bring: to handlers that wait for something else, and to those that do next to nothing.
+//! Throughput by number of workers, with handlers that wait and with no-op handlers.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use pillarbox_core::Mailbox;
-use pillarbox_runtime::Worker;
 use pillarbox_runtime::handler::Context;
+use pillarbox_runtime::{Runnable, Worker};
 
 use crate::chart::{Contest, Role};
 use crate::load::{Job, crowd};
@@ -37,14 +37,14 @@ pub(super) fn contest(plan: &Plan, handler: Handler) -> Contest {
     let (id, title, about, inbox) = match handler {
         Handler::Waits => (
             "workers-waiting",
-            "Jobs per second, handlers that wait 5 ms",
-            "A worker handles one job at a time, so twice the workers are twice the jobs, until something else is the limit. The default inbox.",
+            "Worker throughput, handlers that wait 5 ms",
+            "A worker handles one message at a time, so throughput doubles with the number of workers until something else limits it. Default prefetch (`inbox(1)`).",
             1,
         ),
         Handler::Counts => (
             "workers-counting",
-            "Jobs per second, handlers that do next to nothing",
-            "Here the runtime and the backend are all there is. Inboxes for 64, which is what to choose for such handlers.",
+            "Worker throughput, no-op handlers",
+            "The cost of the runtime and the backend alone. Prefetch 64 (`inbox(64)`), the setting to choose for handlers this short.",
             64,
         ),
     };
@@ -52,7 +52,7 @@ pub(super) fn contest(plan: &Plan, handler: Handler) -> Contest {
     let mut contest = Contest::new(id, title, about, Unit::MessagesPerSecond).along("workers", at);
     for kind in Kind::ALL {
         let settings = match kind {
-            Kind::Memory => "nothing is kept",
+            Kind::Memory => "not persistent",
             Kind::Sqlite => "WAL, synchronous=FULL",
             Kind::Redis => "AOF everysec",
         };
@@ -77,7 +77,7 @@ pub(super) fn contest(plan: &Plan, handler: Handler) -> Contest {
         return contest;
     }
     let plan = plan.clone();
-    contest.enter(Role::Limit, "tasks that only wait", "no queue at all", move |place| {
+    contest.enter(Role::Limit, "sleeping tasks", "no queue", move |place| {
         let workers = numbers[place];
         on_two_threads(only_wait(workers, waits(&plan, workers)))
     })

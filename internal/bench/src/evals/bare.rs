@@ -3,6 +3,7 @@
 use std::time::Instant;
 
 use pillarbox_core::{Mailbox, Receive, SendOptions};
+use pillarbox_runtime::Runnable;
 use pillarbox_runtime::loops::{MainLoop, MainLoopRequest, MainLoopResult};
 
 use super::{INBOX, PATIENCE, figures, input};

@@ -14,9 +14,9 @@ use crate::store::{Address, Kind, Store};
 
 /// The case, with a child for each run.
 pub(super) fn case(samples: u64) -> Case {
-    let name = format!("memory of who collects {} samples, at its peak", grouped(samples));
+    let name = format!("peak memory of the collector, {} samples", grouped(samples));
     Case::new(name, Unit::Bytes, move || peak(samples))
-        .against("a tenth of the samples", move || peak(samples / 10))
+        .against(format!("{} samples", grouped(samples / 10)), move || peak(samples / 10))
         .cold()
 }
 

@@ -49,17 +49,17 @@ pub(crate) fn run(plan: &Plan, report: &mut Report) -> Result<()> {
     place::warn_if_in_memory();
     let samples = plan.pick(10_000, 200);
     for kind in Kind::ALL {
-        let name = format!("{} samples, {}", grouped(samples), kind.name());
+        let name = format!("eval run, {} samples, {}", grouped(samples), kind.name());
         if plan.wants(&name) {
             if kind == Kind::Sqlite {
                 place::tell_sync_time(SUITE)?;
             }
             let figures = [
                 Figure::median(name.clone(), Unit::Millis),
-                Figure::median(format!("{name}, each"), Unit::Micros),
+                Figure::median(format!("{name}, per sample"), Unit::Micros),
             ];
             let case = Case::several(name, figures, move || ours::run(kind, samples))
-                .against("the main loop alone", move || bare::run(kind, samples));
+                .against("main loop only", move || bare::run(kind, samples));
             report.add(case.run(SUITE, plan.rounds())?);
         }
     }

@@ -8,7 +8,7 @@ use pillarbox_evals::{
     Collect, Dataset, EvalLoop, EvalReport, EvalRequests, EvalRun, Experiment, Sample,
     collect_results, exact_match, submit_dataset,
 };
-use pillarbox_runtime::Running;
+use pillarbox_runtime::{Runnable, Running};
 
 use super::{INBOX, PATIENCE, figures, input};
 use crate::measure::{Result, expect_eq, on_two_threads};

@@ -57,7 +57,7 @@ fn case(plan: &Plan, kind: Kind, callers: usize) -> Case {
     };
     let calls = plan.pick(full, 256);
     let of = if callers == 1 { "1 caller".to_owned() } else { format!("{callers} callers") };
-    let name = format!("calls, {of}, {}", kind.name());
+    let name = format!("requests, {of}, {}", kind.name());
     let figures = [
         Figure::median(name.clone(), Unit::MessagesPerSecond),
         Figure::median(format!("{name}, p50"), Unit::Micros),
@@ -65,7 +65,7 @@ fn case(plan: &Plan, kind: Kind, callers: usize) -> Case {
     ];
     let shape = Shape { kind, callers, calls };
     Case::several(name, figures, move || shape.run(ours::Ours::open))
-        .against("the operations alone", move || shape.run(bare::Bare::open))
+        .against("mailbox operations only", move || shape.run(bare::Bare::open))
 }
 
 /// Who calls whom, and how often.

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use pillarbox_runtime::Running;
 use pillarbox_runtime::loops::{Client, MainLoop, MainLoopRequest};
+use pillarbox_runtime::{Runnable, Running};
 
 use super::{Caller, Ends, PATIENCE, Requests};
 use crate::measure::{Result, expect_eq};

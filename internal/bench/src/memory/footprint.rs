@@ -34,7 +34,7 @@ pub(super) fn case(messages: u64) -> Case {
     Case::new(name, Unit::Bytes, child("ours"))
         .against_peer("capp-queue, String", child("capp"))
         .against_peer("apalis MemoryStorage (no ack)", child("apalis"))
-        .against("tokio mpsc, unbounded (no ack)", child("mpsc"))
+        .against("Tokio mpsc, unbounded (no ack)", child("mpsc"))
         .cold()
 }
 

@@ -39,7 +39,7 @@ pub(super) fn cases(window: Duration) -> [Case; 2] {
         move || in_child(&[super::CHILD, "idle", waiters, &window.as_millis().to_string()])
     };
     [("empty queue", "empty"), ("one message in flight", "in-flight")].map(|(queue, waiters)| {
-        let name = format!("{} idle receivers, {queue}", grouped(WAITERS));
+        let name = format!("idle CPU, {} waiters, {queue}", grouped(WAITERS));
         Case::new(name, Unit::CpuMicrosPerSecond, child(waiters))
             .against("no waiters", child("none"))
             .cold()

@@ -84,8 +84,8 @@ pub(crate) fn run(plan: &Plan, report: &mut Report) -> Result<()> {
 
 /// Full cycles on one thread. Whoever has no batches sends and receives as many one by one.
 fn cycles(n: u64, batch: u64) -> Case {
-    let single = if batch == 1 { "" } else { ", one by one" };
-    let case = Case::new(format!("send+receive+acknowledge, batch {batch}"), RATE, move || {
+    let single = if batch == 1 { "" } else { ", one at a time" };
+    let case = Case::new(format!("send + receive + acknowledge, batch {batch}"), RATE, move || {
         alone(n, ours::cycles(n, batch))
     })
     .against_peer(format!("capp-queue, String{single}"), move || {
@@ -94,7 +94,7 @@ fn cycles(n: u64, batch: u64) -> Case {
     .against_peer(format!("capp-queue, Vec<u8>{single}"), move || {
         alone(n, capp::cycles::<BytesJob>(n, batch, Finish::Ack))
     })
-    .against_peer(format!("capp-queue, String, with set as its runtime does{single}"), move || {
+    .against_peer(format!("capp-queue, String, with set (as in its runtime){single}"), move || {
         alone(n, capp::cycles::<TextJob>(n, batch, Finish::SetAndAck))
     })
     .against_peer(format!("apalis Worker (no-op ack){single}"), move || {
@@ -104,9 +104,9 @@ fn cycles(n: u64, batch: u64) -> Case {
         alone(n, apalis::poll_cycles::<TextJob>(n, batch))
     });
     if batch == 1 {
-        case.against("tokio mpsc (no ack)", move || alone(n, mpsc::cycles(n)))
+        case.against("Tokio mpsc (no ack)", move || alone(n, mpsc::cycles(n)))
     } else {
-        case.against(format!("tokio mpsc, reserve_many+recv_many of {batch} (no ack)"), move || {
+        case.against(format!("Tokio mpsc, reserve_many+recv_many of {batch} (no ack)"), move || {
             alone(n, mpsc::batch_cycles(n, batch as usize))
         })
     }
@@ -114,7 +114,7 @@ fn cycles(n: u64, batch: u64) -> Case {
 
 /// Full cycles with JSON on both sides.
 fn typed(n: u64) -> Case {
-    Case::new("typed JSON, send+receive+acknowledge, one by one", RATE, move || {
+    Case::new("typed JSON, send + receive + acknowledge, one at a time", RATE, move || {
         alone(n, ours::typed_cycles(n))
     })
     .against_peer("capp-queue, String", move || {
@@ -124,7 +124,7 @@ fn typed(n: u64) -> Case {
 
 /// Many senders and receivers on two threads. Everybody sends one by one.
 fn many(n: u64, batch: usize) -> Case {
-    let single = if batch == 1 { "" } else { ", one by one" };
+    let single = if batch == 1 { "" } else { ", one at a time" };
     let name = format!(
         "{} producers, {} consumers, receive batch {batch}",
         load::PRODUCERS,
@@ -134,12 +134,11 @@ fn many(n: u64, batch: usize) -> Case {
         .against_peer(format!("capp-queue, String, consumers poll{single}"), move || {
             together(n, capp::many::<TextJob>(n))
         })
-        .against_peer(
-            format!("apalis Worker, 4 handlers at a time (no-op ack){single}"),
-            move || together(n, apalis::many::<TextJob>(n)),
-        )
+        .against_peer(format!("apalis Worker, concurrency 4 (no-op ack){single}"), move || {
+            together(n, apalis::many::<TextJob>(n))
+        })
         .against(
-            format!("tokio mpsc, receiver in a Mutex, recv_many of {batch} (no ack)"),
+            format!("Tokio mpsc, receiver in a Mutex, recv_many of {batch} (no ack)"),
             move || together(n, mpsc::many(n, batch)),
         )
 }

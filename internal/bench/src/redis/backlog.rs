@@ -29,7 +29,7 @@ pub(super) enum State {
 pub(super) fn long(plan: &Plan, state: State) -> Case {
     let messages = plan.pick(1_000_000, 2_000);
     let what = match state {
-        State::Pending => "pending",
+        State::Pending => "ready",
         State::InFlight => "in flight",
     };
     let load = Load { callers: 1, batch: BATCH, window: window(plan) };

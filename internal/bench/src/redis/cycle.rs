@@ -44,7 +44,7 @@ pub(super) fn against_all(plan: &Plan, callers: u64, batch: u64) -> Case {
     let load = Load { callers, batch, window: window(plan) };
     let name = format!("cycle, {}", load.name());
     let mut case = rate(name, load, Kept::No);
-    // Where calls are large already, there is little to put together.
+    // Where calls are large already, there is little to coalesce.
     if callers > 1 && batch == 1 {
         case = against_rate(case, Who::OursUncoalesced, load, Kept::No);
     }
@@ -109,10 +109,10 @@ impl Who {
     fn name(self) -> &'static str {
         match self {
             Self::Ours => "ours",
-            Self::OursUncoalesced => "ours, calls not put together",
-            Self::Native => "plain commands (the limit)",
+            Self::OursUncoalesced => "Pillarbox, calls not coalesced",
+            Self::Native => "plain Redis commands (limit)",
             Self::Apalis(Tuned::No) => "apalis-redis Worker",
-            Self::Apalis(Tuned::Yes) => "apalis-redis Worker, tuned",
+            Self::Apalis(Tuned::Yes) => "apalis-redis Worker (tuned)",
             Self::Peer(peer) => peer.name(),
         }
     }

@@ -29,12 +29,8 @@ use crate::report::Unit;
 /// From a send to one of so many receivers that wait.
 pub(super) fn latency(plan: &Plan, waiters: usize) -> Case {
     let messages = plan.pick(500, 10);
-    let who = if waiters == 1 {
-        "1 receiver that waits".into()
-    } else {
-        format!("{waiters} receivers that wait")
-    };
-    let name = format!("from send to {who}");
+    let who = if waiters == 1 { "1 waiter".into() } else { format!("{waiters} waiters") };
+    let name = format!("wake-up latency, {who}");
     let figures =
         ["p50", "p99"].map(|place| Figure::median(format!("{name}, {place}"), Unit::Micros));
     Case::several(name, figures, move || {
@@ -45,7 +41,7 @@ pub(super) fn latency(plan: &Plan, waiters: usize) -> Case {
             pick_up(sender, vec![receiver; waiters], messages).await
         })
     })
-    .against("BLPOP (the limit)", move || {
+    .against("BLPOP (limit)", move || {
         let server = fresh(Kept::No);
         on_two_threads(async {
             let sender = Blocking::open(&server.url()).await?;
@@ -112,11 +108,11 @@ pub(super) fn idle(plan: &Plan, queues: u32) -> Case {
     // It asks all the time.
     let window_of_other = window.min(Duration::from_secs(5));
     let name = format!(
-        "server commands while a receive waits in {}",
+        "server commands while idle, 1 waiter in {}",
         if queues == 1 { "1 queue".to_owned() } else { format!("each of {queues} queues") }
     );
     Case::new(name, Unit::CommandsPerSecond, move || on_two_threads(ours_waits(queues, window)))
-        .against("BLPOP each, a second at a time", move || {
+        .against("one BLPOP per queue, 1 s timeout", move || {
             on_two_threads(blpop_waits(queues, window_of_other))
         })
         .cold()

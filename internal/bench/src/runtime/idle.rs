@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use pillarbox_core::{Mailbox, Receive};
+use pillarbox_runtime::Runnable;
 
 use super::load::{Job, Seen, WAIT};
 use super::store::{Address, Kind, Store};
@@ -43,10 +44,10 @@ pub(super) fn case(plan: &Plan, kind: Kind) -> Case {
             in_child(&[CHILD, "idle", who, &store.address().argument()?, &millis])
         }
     };
-    let name = format!("idle workers, {}", kind.name());
+    let name = format!("idle CPU, workers, {}", kind.name());
     Case::new(name, Unit::CpuMicrosPerSecond, child("worker"))
-        .against("a bare receive that waits", child("bare"))
-        .against("nobody waits", child("nobody"))
+        .against("plain waiter", child("bare"))
+        .against("no waiter", child("nobody"))
         .cold()
 }
 

@@ -33,12 +33,12 @@ pub(super) fn case(plan: &Plan, inbox: usize) -> Case {
     let jobs = plan.pick(400_000, 4_000);
     let run =
         move |watched: Watched| Ok(on_two_threads(drain(inbox, jobs, watched))?.figures(jobs));
-    let name = format!("no-op jobs, memory, inbox {inbox}, not watched");
+    let name = format!("no-op handlers, memory, prefetch {inbox}, not observed");
     Case::several(name.clone(), figures(&name), move || run(Watched::default()))
-        .against("with a listener to events", move || {
+        .against("with an event listener", move || {
             run(Watched { by_events: true, by_metrics: false })
         })
-        .against("with a recorder of metrics", move || {
+        .against("with a metrics recorder", move || {
             run(Watched { by_events: false, by_metrics: true })
         })
         .against("with both", move || run(Watched { by_events: true, by_metrics: true }))

@@ -5,9 +5,9 @@
 //! stats, and metrics, events and spans are there for whoever listens, which here is nobody.
 
 use pillarbox_core::Mailbox;
-use pillarbox_runtime::{ReadyWorker, Worker};
 use pillarbox_runtime::handler::Context;
 use pillarbox_runtime::stats::StatsSnapshot;
+use pillarbox_runtime::{ReadyWorker, Runnable, Worker};
 
 use super::load::{Job, Seen, Stopwatch, Took, WORKERS, fill};
 use crate::measure::{Result, expect_eq};

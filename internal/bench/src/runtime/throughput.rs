@@ -27,7 +27,7 @@ fn places(inbox: usize) -> usize {
 /// Workers with inboxes for so many, on one kind of backend.
 pub(super) fn case(plan: &Plan, kind: Kind, inbox: usize) -> Case {
     let jobs = jobs(plan, kind, inbox);
-    let name = format!("no-op jobs, {}, inbox {inbox}", kind.name());
+    let name = format!("no-op handlers, {}, prefetch {inbox}", kind.name());
     let mut case = Case::several(name.clone(), figures(&name), move || {
         on_store(kind, jobs, async |address| {
             let opened = address.open().await?;
@@ -37,7 +37,7 @@ pub(super) fn case(plan: &Plan, kind: Kind, inbox: usize) -> Case {
         })
     });
     for at_most in [inbox + 1, places(inbox)] {
-        let other = format!("bare, {WORKERS} loops, up to {at_most} a call");
+        let other = format!("{WORKERS} plain receive loops, up to {at_most} per call");
         case = case.against(other, move || {
             on_store(kind, jobs, async |address| {
                 let opened = address.open().await?;
@@ -57,7 +57,7 @@ pub(super) fn case(plan: &Plan, kind: Kind, inbox: usize) -> Case {
 pub(super) fn figures(name: &str) -> [Figure; 2] {
     [
         Figure::median(name, Unit::MessagesPerSecond),
-        Figure::median(format!("{name}, CPU per job"), Unit::CpuMicrosPerMessage),
+        Figure::median(format!("{name}, CPU per message"), Unit::CpuMicrosPerMessage),
     ]
 }
 
@@ -77,7 +77,7 @@ fn against_capp(case: Case, plan: &Plan) -> Case {
     let at_a_time = places(LARGE_INBOX);
     let run = move |tuned| Ok(on_two_threads(capp::drain(jobs, tuned))?.figures(jobs));
     case.against_peer("capp runtime", move || run(capp::Tuned::No))
-        .against_peer("capp runtime, tuned", move || run(capp::Tuned::Yes { at_a_time }))
+        .against_peer("capp runtime (tuned)", move || run(capp::Tuned::Yes { at_a_time }))
 }
 
 fn against_apalis(case: Case, plan: &Plan, kind: Kind) -> Case {
@@ -99,7 +99,7 @@ fn against_apalis(case: Case, plan: &Plan, kind: Kind) -> Case {
     };
     let batch = places(LARGE_INBOX);
     case.against_peer(peer, move || run(jobs, apalis::Tuned::No))
-        .against_peer(format!("{peer}, tuned"), move || run(jobs, apalis::Tuned::Yes { batch }))
+        .against_peer(format!("{peer} (tuned)"), move || run(jobs, apalis::Tuned::Yes { batch }))
 }
 
 /// Runs on a fresh store, and says how many jobs were done per second, and how much CPU time each took.

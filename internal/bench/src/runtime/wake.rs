@@ -11,7 +11,7 @@
 use std::time::{Duration, Instant};
 
 use pillarbox_core::{Mailbox, Receive};
-use pillarbox_runtime::Worker;
+use pillarbox_runtime::{Runnable, Worker};
 use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 
 use super::capp;
@@ -22,11 +22,11 @@ use crate::report::Unit;
 
 pub(super) fn case(plan: &Plan, kind: Kind) -> Case {
     let messages = plan.pick(300, 10);
-    let name = format!("from send to the handler of an idle worker, {}", kind.name());
+    let name = format!("wake-up latency of an idle worker, {}", kind.name());
     let figures =
         ["p50", "p99"].map(|place| Figure::median(format!("{name}, {place}"), Unit::Micros));
     let case = Case::several(name, figures, move || run(kind, messages, to_worker))
-        .against("a bare receive that waits", move || run(kind, messages, to_bare));
+        .against("plain waiter", move || run(kind, messages, to_bare));
     match kind {
         Kind::Memory => {
             case.against_peer("capp runtime", move || on_two_threads(to_capp(messages)))

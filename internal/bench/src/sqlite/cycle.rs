@@ -14,7 +14,7 @@ use crate::measure::{Case, Figure, Plan, Result, micros, on_two_threads, per_sec
 use crate::report::Unit;
 use crate::tally::Tally;
 
-const LOG: &str = "reference log";
+const LOG: &str = "append-only log (limit)";
 
 /// Full cycles by so many callers at a time, with small bodies.
 pub(super) fn cycles(plan: &Plan, callers: u64) -> Case {
@@ -30,7 +30,7 @@ pub(super) fn cycles(plan: &Plan, callers: u64) -> Case {
 pub(super) fn bodies(plan: &Plan, kibibytes: usize) -> Case {
     let load = Load { callers: 16, length: kibibytes << 10, window: window(plan) };
     let callers = callers_as_text(load.callers);
-    against_log(format!("cycle, {callers}, bodies of {kibibytes} KiB"), load)
+    against_log(format!("cycle, {callers}, {kibibytes} KiB bodies"), load)
 }
 
 fn against_log(name: String, load: Load) -> Case {

@@ -19,10 +19,10 @@ use crate::tally::Tally;
 pub(super) fn case(plan: &Plan) -> Case {
     let messages = plan.pick(100_000, 3_000);
     let count = grouped(messages);
-    Case::new(format!("receive {count} whose leases have ended"), Unit::Millis, move || {
+    Case::new(format!("receive {count} expired messages"), Unit::Millis, move || {
         run(messages, true)
     })
-    .against(format!("{count} that were just sent"), move || run(messages, false))
+    .against(format!("{count} new messages"), move || run(messages, false))
 }
 
 /// Says how many milliseconds it took to receive all messages, for the second time or the first.

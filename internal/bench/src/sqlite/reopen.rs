@@ -40,12 +40,12 @@ pub(super) fn case(plan: &Plan) -> Result<Case> {
     progress::say(format_args!("{SUITE}: filling another queue with {} ...", grouped(messages)));
     kill_while_sending(&path(&full), messages)?;
 
-    let name = format!("open and receive after SIGKILL, {} queued", grouped(messages));
+    let name = format!("open and receive after SIGKILL, {} messages", grouped(messages));
     Ok(Case::new(name, Unit::Millis, move || {
         kill_while_sending(&path(&full), messages)?;
         on_one_thread(open_and_receive(&path(&full), 1))
     })
-    .against("an empty file, closed in order", move || {
+    .against("empty file, closed cleanly", move || {
         on_one_thread(open_and_receive(&path(&empty), 0))
     })
     .cold())

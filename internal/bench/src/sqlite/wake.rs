@@ -42,11 +42,11 @@ pub(crate) struct Idle {
 
 pub(super) fn latency(plan: &Plan) -> Case {
     let messages = plan.pick(100, 5);
-    let name = "from send to a receiver that waits in another process";
+    let name = "wake-up latency, waiter in another process";
     let figures =
         ["p50", "p99"].map(|place| Figure::median(format!("{name}, {place}"), Unit::Millis));
     Case::several(name, figures, move || to_another_process(messages))
-        .against("the same process", move || within_this_process(messages))
+        .against("waiter in the same process", move || within_this_process(messages))
         .cold()
 }
 
@@ -123,7 +123,7 @@ pub(super) fn idle(plan: &Plan) -> Case {
         let mut companion = child::start("idle", &directory.path().join("queue.db"), &numbers)?;
         Ok(companion.hear()?.parse::<f64>()?)
     };
-    let name = format!("{WAITERS} idle receivers, empty queue");
+    let name = format!("idle CPU, {WAITERS} waiters, empty queue");
     Case::new(name, Unit::CpuMicrosPerSecond, move || run(WAITERS))
         .against("no waiters", move || run(0))
         .cold()
