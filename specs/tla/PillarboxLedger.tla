@@ -1,7 +1,7 @@
 -------------------------- MODULE PillarboxLedger --------------------------
 (***************************************************************************)
 (* The contract of a queue, as functions without a variable: what the      *)
-(* right answer to each command is. It is `core::lease` said again: every  *)
+(* right answer to each command is. It is `core::ledger` in TLA+: every    *)
 (* message is moved to the line at the very moment it becomes ready.       *)
 (*                                                                         *)
 (* A ledger is a record:                                                   *)

@@ -6,7 +6,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use pillarbox_core::internal::{Locked, lock};
-use pillarbox_core::lease::{Full, Stale};
+use pillarbox_core::ledger::{Full, Stale};
 use pillarbox_core::{
     Counts, Delivery, Outgoing, PeekPage, QueueName, Receipt, Receive, Result, Settle,
 };

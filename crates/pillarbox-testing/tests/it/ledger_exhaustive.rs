@@ -11,7 +11,7 @@ use std::collections::HashSet;
 use std::hash::{Hash, Hasher};
 use std::time::Duration;
 
-use pillarbox_core::lease::Ledger;
+use pillarbox_core::ledger::Ledger;
 use pillarbox_core::{
     MessageId, MessageState, Nonce, Outgoing, RawMessage, Receipt, Sent, SettleAction, Timestamp,
 };

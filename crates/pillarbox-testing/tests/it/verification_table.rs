@@ -78,7 +78,7 @@ impl Sources {
         Self {
             conformance: read_all("crates/pillarbox-testing/src/conformance", ".rs"),
             ledger: in_one_line(
-                &(read("crates/pillarbox-core/src/lease/tests.rs")
+                &(read("crates/pillarbox-core/src/ledger/tests.rs")
                     + &read("crates/pillarbox-testing/tests/it/ledger_exhaustive.rs")),
             ),
             checked: words.map(str::to_owned).collect(),
