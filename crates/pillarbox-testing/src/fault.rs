@@ -142,11 +142,11 @@ impl Faults {
 pub struct FaultQueue {
     inner: Arc<dyn Queue>,
     faults: Faults,
-    state: Mutex<State>,
+    state: Mutex<FaultState>,
 }
 
 #[derive(Debug)]
-struct State {
+struct FaultState {
     random: StdRng,
     scripted: VecDeque<(Operation, Fault)>,
     injected: u64,
@@ -163,7 +163,7 @@ impl FaultQueue {
         let sum: f64 = each.iter().sum();
         assert!(each.iter().all(|p| (0.0..=1.0).contains(p)) && sum <= 1.0, "{faults:?}");
         let random = StdRng::seed_from_u64(seed);
-        let state = Mutex::new(State { random, scripted: VecDeque::new(), injected: 0 });
+        let state = Mutex::new(FaultState { random, scripted: VecDeque::new(), injected: 0 });
         Arc::new(Self { inner, faults, state })
     }
 

@@ -366,20 +366,20 @@ struct FakeQueue {
 /// State shared by all handles of the fake queue.
 #[derive(Debug, Default)]
 struct Shared {
-    state: Mutex<State>,
+    state: Mutex<FakeState>,
     /// Notifies waiting receives of a connection error.
     broken: Notify,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct FakeState {
     connection_error: Option<String>,
     pasts: HashMap<MessageId, Past>,
     sent: Vec<Outgoing>,
 }
 
 impl FakeQueue {
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, FakeState> {
         lock(&self.shared.state)
     }
 
