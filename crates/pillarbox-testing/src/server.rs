@@ -85,7 +85,7 @@ impl Flavour {
     }
 
     /// Whether its program is installed.
-    pub fn is_here(self) -> bool {
+    pub fn is_installed(self) -> bool {
         self.program().is_some()
     }
 
@@ -737,7 +737,7 @@ mod tests {
 
     #[test]
     fn every_installed_flavour_starts() {
-        for flavour in Flavour::ALL.into_iter().filter(|flavour| flavour.is_here()) {
+        for flavour in Flavour::ALL.into_iter().filter(|flavour| flavour.is_installed()) {
             let server = RedisServer::builder().flavour(flavour).setting("hz", "20").start();
             assert_eq!(server.command(&["CONFIG", "GET", "hz"]), "hz\n20", "{flavour:?}");
         }

@@ -7,8 +7,7 @@ use pillarbox_testing::server::{RedisCluster, slot_of};
 use tokio::task::block_in_place;
 
 use crate::common::steps::{
-    PATIENCE, acknowledge, body, counts, drain, eventually, send, send_later, settle, take,
-    wait_for,
+    TIMEOUT, acknowledge, body, counts, drain, eventually, send, send_later, settle, take, wait_for,
 };
 use crate::common::{open, queue};
 
@@ -48,7 +47,7 @@ async fn queues_at_a_dead_node_wait_for_it_and_others_work() {
     for part in [place.as_str(), names[0].as_str(), "tried for 2s", "is it running there?"] {
         assert!(text.contains(part), "{text}");
     }
-    assert!(started.elapsed() < PATIENCE, "the timeout of another backend applied");
+    assert!(started.elapsed() < TIMEOUT, "the timeout of another backend applied");
 
     // The unreachable list of queues does not delay these for long.
     let others = async {
@@ -61,18 +60,18 @@ async fn queues_at_a_dead_node_wait_for_it_and_others_work() {
             send(queue, "stays").await.expect("sent");
         }
         let receiver = newer.clone();
-        let waiting = tokio::spawn(async move { wait_for(&receiver, 2 * PATIENCE).await });
+        let waiting = tokio::spawn(async move { wait_for(&receiver, 2 * TIMEOUT).await });
         send(&newer, "arrives").await.expect("sent");
         let delivery = waiting.await.expect("a task").expect("received").expect("a message");
         acknowledge(&newer, &delivery).await.expect("acknowledged");
         new
     };
-    let new = tokio::time::timeout(2 * PATIENCE, others).await.expect("not delayed");
+    let new = tokio::time::timeout(2 * TIMEOUT, others).await.expect("not delayed");
 
     let sender = gone.clone();
     let sending = tokio::spawn(async move { send(&sender, "meanwhile").await });
     let receiver = gone.clone();
-    let receiving = tokio::spawn(async move { wait_for(&receiver, 6 * PATIENCE).await });
+    let receiving = tokio::spawn(async move { wait_for(&receiver, 6 * TIMEOUT).await });
     tokio::time::sleep(Duration::from_secs(1)).await;
     assert!(!sending.is_finished() && !receiving.is_finished());
     block_in_place(|| {

@@ -40,7 +40,7 @@ fn clients_of(url: &str, options: &str) -> [Child; 2] {
 #[track_caller]
 fn go_on(client: &Child) {
     for line in ["s", "d", "x"] {
-        client.wait_for(line, client.said(line));
+        client.wait_for(line, client.reported(line));
     }
 }
 

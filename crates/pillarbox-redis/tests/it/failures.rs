@@ -16,7 +16,7 @@ use pillarbox_testing::server::{Flavour, RedisServer, RedisServerBuilder};
 
 use crate::common::proxy::{Mode, Proxy};
 use crate::common::steps::{
-    PATIENCE, acknowledge, body, channels, counts, drain, eventually, receive, send, send_later,
+    TIMEOUT, acknowledge, body, channels, counts, drain, eventually, receive, send, send_later,
     settle, take, wait_for,
 };
 use crate::common::{open, queue, start, start_queue};
@@ -73,7 +73,7 @@ async fn warm_up(queue: &Arc<dyn Queue>) {
 }
 
 fn flavours() -> impl Iterator<Item = Flavour> {
-    Flavour::ALL.into_iter().filter(|flavour| flavour.is_here())
+    Flavour::ALL.into_iter().filter(|flavour| flavour.is_installed())
 }
 
 // Unknown scripts.
@@ -144,7 +144,7 @@ async fn work(queue: &Arc<dyn Queue>, messages: usize) {
         let (receives, left, seen) = (queue.clone(), left.clone(), seen.clone());
         tasks.push(tokio::spawn(async move {
             while left.load(Ordering::Relaxed) > 0 {
-                assert!(start.elapsed() < 2 * PATIENCE, "{left:?} messages do not come");
+                assert!(start.elapsed() < 2 * TIMEOUT, "{left:?} messages do not come");
                 let wait = Duration::from_millis(200);
                 let Some(delivery) = wait_for(&receives, wait).await.expect("received") else {
                     continue;
@@ -243,7 +243,7 @@ async fn a_long_poll_whose_answer_was_cut_off_delivers() {
     warm_up(&sender).await;
     let waiting = tokio::spawn({
         let queue = queue.clone();
-        async move { wait_for(&queue, PATIENCE).await }
+        async move { wait_for(&queue, TIMEOUT).await }
     });
     eventually("it listens", async || !channels(&server).is_empty()).await;
     // It queries again when it has subscribed.
@@ -598,7 +598,7 @@ async fn a_restart_of_the_server_goes_unnoticed() {
     let (busy, quiet) = (queue(&backend, "busy"), queue(&backend, "quiet"));
     let waiting = tokio::spawn({
         let quiet = quiet.clone();
-        async move { wait_for(&quiet, 3 * PATIENCE).await }
+        async move { wait_for(&quiet, 3 * TIMEOUT).await }
     });
     let stop = StopOnDrop::default();
     let restarting = tokio::task::spawn_blocking({
@@ -696,7 +696,7 @@ async fn retries_end_and_the_handle_works_when_the_server_is_back() {
     let waiting = refusal(wait_for(&queue, HOUR).await);
     assert!(waiting.contains("cannot receive") && waiting.contains(&url), "{waiting}");
     assert!(start.elapsed() > Duration::from_millis(500), "it was not tried again");
-    assert!(start.elapsed() < PATIENCE, "retries took {:?}", start.elapsed());
+    assert!(start.elapsed() < TIMEOUT, "retries took {:?}", start.elapsed());
     server.restart();
     send(&queue, "after").await.expect("sent");
     assert_eq!(drain(&queue).await, ["before", "after"]);
@@ -751,7 +751,7 @@ async fn closes_soon(outage: impl Fn(&mut RedisServer)) {
     backend.close().await;
     assert!(start.elapsed() < Duration::from_secs(10), "closing took {:?}", start.elapsed());
     for call in calls {
-        let answer = tokio::time::timeout(PATIENCE, call).await.expect("an answer");
+        let answer = tokio::time::timeout(TIMEOUT, call).await.expect("an answer");
         let answer = answer.expect("a task");
         assert!(matches!(answer, Err(Error::Closed { .. })), "{answer:?}");
     }
@@ -778,7 +778,7 @@ async fn out_of_memory_stops_sends_and_nothing_else_on_valkey() {
 }
 
 async fn out_of_memory(flavour: Flavour) {
-    if !flavour.is_here() {
+    if !flavour.is_installed() {
         println!("left out: {} is not installed", flavour.name());
         return;
     }
@@ -907,7 +907,7 @@ async fn a_user_without_permission_is_told_what_is_missing() {
         warm_up(&least).await;
         let waiting = tokio::spawn({
             let least = least.clone();
-            async move { wait_for(&least, PATIENCE).await }
+            async move { wait_for(&least, TIMEOUT).await }
         });
         eventually("it listens", async || !channels(&server).is_empty()).await;
         send(&least, "yes").await.expect("sent");
@@ -1317,7 +1317,7 @@ async fn a_diagnosis_has_what_a_send_survives_and_the_time_of_the_server() {
         };
         let now = micros(server.command(&["TIME"]));
         let clock = diagnosis.clock.expect("a clock");
-        assert!(clock <= now && now.since(clock) < PATIENCE, "{clock:?} and {now:?}");
+        assert!(clock <= now && now.since(clock) < TIMEOUT, "{clock:?} and {now:?}");
     }
 }
 
@@ -1416,7 +1416,7 @@ async fn inconsistent_keys_are_found_and_repaired() {
         let still_held = held_too.iter().find(|held| body(held) == "held and ready").expect("one");
         acknowledge(&queue, still_held).await.expect("the lease takes precedence");
         let mut all = drain(&queue).await;
-        all.extend(wait_for(&queue, PATIENCE).await.expect("received").iter().map(body));
+        all.extend(wait_for(&queue, TIMEOUT).await.expect("received").iter().map(body));
         all.sort();
         let rest: BTreeSet<_> = names.iter().filter(|name| !name.starts_with("held")).collect();
         assert!(all.iter().eq(rest), "{flavour:?}: {all:?}");

@@ -15,7 +15,7 @@ use pillarbox_testing::process::Child;
 use pillarbox_testing::server::{RedisCluster, RedisServer};
 
 use crate::common::steps::{
-    PATIENCE, acknowledge, body, channels, counts, drain, eventually, receive, send, take, wait_for,
+    TIMEOUT, acknowledge, body, channels, counts, drain, eventually, receive, send, take, wait_for,
 };
 use crate::common::{open, queue, start};
 
@@ -249,8 +249,8 @@ fn nothing_is_lost_while_partitions_come_and_go() {
         .map(|seed: u32| Child::start("partitions::client", cluster.url(), &seed.to_string()));
     let at_work = || {
         for client in &clients {
-            client.wait_for("s", client.said("s"));
-            client.wait_for("x", client.said("x"));
+            client.wait_for("s", client.reported("s"));
+            client.wait_for("x", client.reported("x"));
         }
     };
     at_work();
@@ -316,7 +316,7 @@ fn groups_that_begin_after_the_queue_is_spread_keep_their_order() {
                         // Until this program knows the layout: an earlier group may be in two partitions.
                         let start = Instant::now();
                         while sender.capabilities().fifo {
-                            assert!(start.elapsed() < PATIENCE, "the sender does not know");
+                            assert!(start.elapsed() < TIMEOUT, "the sender does not know");
                             send_all(&sender, vec![new("between")]).await;
                         }
                     }
@@ -659,7 +659,7 @@ async fn partitions_go_on_while_one_of_them_does_not_answer() {
     .await;
     for n in 0..2000 {
         let sent = queue.send(vec![new(n.to_string())]);
-        tokio::time::timeout(PATIENCE, sent).await.expect("not at the silent one").expect("sent");
+        tokio::time::timeout(TIMEOUT, sent).await.expect("not at the silent one").expect("sent");
     }
     eventually("the others are drained again", async || {
         let batch = queue.receive(Receive::up_to(1000)).await.expect("received");
@@ -686,8 +686,8 @@ async fn partitions_go_on_while_one_of_them_does_not_answer() {
                 }
             });
         };
-        let sending = tokio::spawn(async move { tokio::time::timeout(PATIENCE, send).await });
-        let found = tokio::time::timeout(PATIENCE, waiting).await.expect("in time");
+        let sending = tokio::spawn(async move { tokio::time::timeout(TIMEOUT, send).await });
+        let found = tokio::time::timeout(TIMEOUT, waiting).await.expect("in time");
         let found = found.expect("a task").expect("received").expect("a message");
         acknowledge(&queue, &found).await.expect("acknowledged");
         sending.abort();

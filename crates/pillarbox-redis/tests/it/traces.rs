@@ -213,7 +213,7 @@ fn recorder_of(server: &RedisServer) -> (Runtime, Recorder) {
 #[track_caller]
 fn wait_for_calls(server: &RedisServer, queue: &str, child: &Child, least: usize) {
     while recorded(server, queue) < least {
-        child.wait_for("x", child.said("x"));
+        child.wait_for("x", child.reported("x"));
     }
 }
 

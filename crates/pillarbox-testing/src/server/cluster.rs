@@ -393,7 +393,7 @@ mod tests {
     use super::*;
 
     fn here() -> impl Iterator<Item = Flavour> {
-        Flavour::ALL.into_iter().filter(|flavour| flavour.is_here())
+        Flavour::ALL.into_iter().filter(|flavour| flavour.is_installed())
     }
 
     /// Writes a key, and returns its primary and the replica that has it.

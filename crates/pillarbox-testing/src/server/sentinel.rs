@@ -475,7 +475,7 @@ mod tests {
 
     #[test]
     fn sentinels_of_every_flavour_make_a_replica_the_primary_when_it_dies() {
-        for flavour in Flavour::ALL.into_iter().filter(|flavour| flavour.is_here()) {
+        for flavour in Flavour::ALL.into_iter().filter(|flavour| flavour.is_installed()) {
             let started = Instant::now();
             let mut all = RedisSentinels::builder().flavour(flavour).start();
             println!("{} sentinels started within {:?}", flavour.name(), started.elapsed());
@@ -516,7 +516,7 @@ mod tests {
     #[test]
     fn sentinels_hand_over_while_all_is_well() {
         for flavour in [Flavour::Redis, Flavour::Valkey] {
-            if !flavour.is_here() {
+            if !flavour.is_installed() {
                 continue;
             }
             let all = RedisSentinels::builder().flavour(flavour).start();
