@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_are_told_apart_on_new_servers_and_old_ones() {
+    fn errors_are_distinguished_on_new_and_old_servers() {
         for (line, recovery) in [
             ("NOSCRIPT No matching script.", Recovery::SendScript),
             ("LOADING Redis is loading the dataset in memory", Recovery::Wait),

@@ -550,7 +550,7 @@ async fn a_purge_that_arrives_after_its_repetition_deletes_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_stuck_in_a_paused_server_is_done_once() {
+async fn calls_stuck_in_a_paused_server_take_effect_once() {
     let server = RedisServer::start();
     let backend = open(&format!("{}?response_timeout=0.3", server.url())).await;
     let queue = queue(&backend, "q");
@@ -880,7 +880,7 @@ async fn a_wrong_or_missing_password_is_reported() {
 }
 
 #[tokio::test]
-async fn a_user_without_permission_is_told_what_is_missing() {
+async fn the_error_of_a_user_without_permission_names_what_is_missing() {
     for flavour in flavours() {
         let server = RedisServer::builder().flavour(flavour).start();
         let place = format!("127.0.0.1:{}", server.port());

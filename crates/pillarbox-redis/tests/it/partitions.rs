@@ -137,7 +137,7 @@ async fn a_mailbox_sets_its_partitions_and_the_groups_of_messages() {
 }
 
 #[tokio::test]
-async fn an_id_that_is_sent_again_goes_to_where_it_is() {
+async fn an_id_that_is_sent_again_goes_to_the_same_partition() {
     let (server, backend) = start().await;
     let queue = queue_with_partitions(&backend, 5);
     // Independent ids: there would be so few runs of new ids that a partition may get none.

@@ -125,7 +125,7 @@ fn outdated_sentinel(primary: &RedisServer) -> u16 {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_outdated_sentinel_misleads_nobody() {
+async fn an_outdated_sentinel_does_not_mislead_clients() {
     let mut all = RedisSentinels::builder().replicas(1).start();
     let old = all.kill_primary();
     let new = block_in_place(|| {

@@ -56,7 +56,7 @@ pub async fn a_due_message_joins_the_tail(s: &Subject) {
 }
 
 /// Of those that become ready at the same moment, the one delivered first is first.
-pub async fn leases_that_end_together_line_up_as_they_were_given(s: &Subject) {
+pub async fn leases_that_end_together_are_requeued_in_order_of_delivery(s: &Subject) {
     needs!(s: fifo);
     let queue = queue_of(s, &["a", "b", "c"]).await;
     let first = queue.take_one(LONG).await;
@@ -67,7 +67,7 @@ pub async fn leases_that_end_together_line_up_as_they_were_given(s: &Subject) {
 }
 
 /// So are those that are settled in one batch, by any action.
-pub async fn what_one_batch_ends_lines_up_in_its_order(s: &Subject) {
+pub async fn messages_settled_in_one_batch_are_requeued_in_its_order(s: &Subject) {
     needs!(s: fifo);
     let queue = queue_of(s, &["a", "b", "c", "d"]).await;
     let all = queue.take(4, LONG).await;
@@ -84,7 +84,7 @@ pub async fn what_one_batch_ends_lines_up_in_its_order(s: &Subject) {
 }
 
 /// The moment itself counts, not when it was noticed.
-pub async fn messages_line_up_by_the_moment_they_became_ready(s: &Subject) {
+pub async fn messages_are_ordered_by_when_they_became_ready(s: &Subject) {
     needs!(s: fifo);
     let queue = queue_of(s, &["expires at 12", "due again at 8", "never left"]).await;
     let pair = queue.take(2, s.ticks(12)).await;

@@ -514,7 +514,7 @@ mod tests {
     }
 
     #[test]
-    fn sentinels_hand_over_while_all_is_well() {
+    fn sentinels_fail_over_while_all_servers_run() {
         for flavour in [Flavour::Redis, Flavour::Valkey] {
             if !flavour.is_installed() {
                 continue;
