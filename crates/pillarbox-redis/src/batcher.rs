@@ -1,10 +1,10 @@
 //! Coalescing of concurrent requests into one call.
 //!
 //! A batcher serves one kind of operation on one partition. Callers queue their requests and wait. One or
-//! two runners take whatever is queued, make one call of it, hand out the answers and look again. A caller
-//! that finds the batcher idle makes its own call, for itself alone: nobody depends on another caller's
-//! being polled. So a lone caller waits for nobody, and the more callers there are, the fewer calls each of
-//! them costs.
+//! two runners take all queued requests, make one call of them, distribute the answers and repeat. A caller
+//! that finds the batcher idle makes its own call, for its own request only: no caller depends on the
+//! polling of another. So a single caller never waits, and the number of calls per request falls as the number
+//! of callers rises.
 
 use std::collections::VecDeque;
 use std::pin::Pin;
@@ -221,7 +221,7 @@ impl<O: Operation> Batcher<O> {
     }
 }
 
-/// A call that goes on as a task if its future is dropped: others may depend on what it leaves behind.
+/// A call that continues as a task if its future is dropped: other calls may depend on its effects.
 /// Closing waits for it in both cases.
 struct ContinueOnDrop<'a, T: Send + 'static> {
     runner: &'a ScriptRunner,

@@ -9,7 +9,7 @@ use redis::{ErrorKind, RedisError, ServerErrorKind};
 /// Result of a call.
 pub(crate) type Result<T, E = Failure> = std::result::Result<T, E>;
 
-/// Why a call failed: a permanent error, or a transient one that outlasted its retries.
+/// Failure of a call: a permanent error, or a transient one that outlasted its retries.
 #[derive(Debug, Clone, thiserror::Error)]
 pub(crate) enum Failure {
     #[error("{endpoint} cannot be used: {text}{}", advice(.text))]
@@ -46,7 +46,7 @@ pub(crate) enum Failure {
     Closed,
 }
 
-/// What to do after an error.
+/// Reaction to an error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Recovery {
     /// Retry with the text of the script: the server does not know it.

@@ -21,7 +21,7 @@ const CACHE_KIB: i64 = 64 * 1024;
 /// Size to which a log that grew behind a slow reader is truncated.
 const LOG_LIMIT_BYTES: i64 = 64 << 20;
 
-/// Where the queues are stored.
+/// Place where the queues are stored.
 #[derive(Debug)]
 pub(crate) enum Storage {
     InMemory,
@@ -302,14 +302,14 @@ impl Storage {
         }
     }
 
-    /// To be called after each commit, with the write lock still held.
+    /// Records a commit. Must be called after each, with the write lock still held.
     pub(crate) fn after_commit(&self, connection: &Connection) {
         if let Self::File(file) = self {
             file.detector.after_commit(file.compared_files(), connection);
         }
     }
 
-    /// To be called before the connection is closed. The last connection to close checkpoints the log, which must
+    /// Prepares for closing the connection. The last connection to close checkpoints the log, which must
     /// not happen if the database or the log was replaced. A log that was deleted is still complete, and is saved
     /// by that checkpoint.
     pub(crate) fn before_close(&self, connection: &Connection) {

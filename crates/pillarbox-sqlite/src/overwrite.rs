@@ -20,7 +20,7 @@ use crate::database_files::{FileStamp, companion_path};
 use crate::failure::Failure;
 use crate::frames;
 
-/// How long to wait for another program to complete a checkpoint.
+/// Time to wait for another program to complete a checkpoint.
 const FOREIGN_CHECKPOINT_TIMEOUT: Duration = Duration::from_secs(3);
 /// Interval at which its progress is polled.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);

@@ -231,7 +231,7 @@ impl Poll {
     }
 }
 
-/// What a waiter that is dropped leaves behind.
+/// State that a dropped waiter leaves behind.
 enum Detached {
     /// A request without a response yet.
     InProgress,

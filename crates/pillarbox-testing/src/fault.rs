@@ -52,7 +52,7 @@ pub struct Faults {
 }
 
 impl Faults {
-    /// No faults.
+    /// Creates a set of faults that is empty.
     pub const fn none() -> Self {
         Self {
             fail_before: 0.0,
@@ -153,7 +153,7 @@ struct FaultState {
 }
 
 impl FaultQueue {
-    /// Wraps a queue. The same seed and the same calls give the same faults.
+    /// Creates a wrapper of a queue. The same seed and the same calls give the same faults.
     ///
     /// # Panics
     ///

@@ -31,7 +31,7 @@ use std::time::{Duration, SystemTime};
 use pillarbox_core::{Delivery, MessageId, Receipt, SettleAction};
 use tokio::time::Instant;
 
-/// What clients observed of one queue.
+/// Record of what clients observed of one queue.
 #[derive(Debug, Default)]
 pub struct History {
     sent: HashSet<MessageId>,

@@ -41,7 +41,7 @@ async fn queues_at_a_dead_node_wait_for_it_and_others_work() {
 
     cluster.kill(dead);
     let started = std::time::Instant::now();
-    let refused = send(&gone_hasty, "too late").await.expect_err("nobody is there");
+    let refused = send(&gone_hasty, "too late").await.expect_err("the node is down");
     assert!(matches!(refused, Error::Connection { .. }) && refused.is_transient(), "{refused}");
     let (text, place) = (refused.to_string(), cluster.node(dead).url());
     for part in [place.as_str(), names[0].as_str(), "tried for 2s", "is it running there?"] {
@@ -164,8 +164,8 @@ async fn a_receive_of_too_many_bytes_while_the_slot_moves_loses_nothing() {
     send(&queue, "first").await.expect("sent");
     let first = take(&queue).await;
     acknowledge(&queue, &first).await.expect("acknowledged");
-    for letter in ["a", "b", "c"] {
-        send(&queue, &letter.repeat(700 << 10)).await.expect("sent");
+    for character in ["a", "b", "c"] {
+        send(&queue, &character.repeat(700 << 10)).await.expect("sent");
     }
     cluster.begin_move(slot, to);
     let request = Receive::up_to(3).visibility(Duration::from_secs(3600));
@@ -176,8 +176,9 @@ async fn a_receive_of_too_many_bytes_while_the_slot_moves_loses_nothing() {
         assert!(!more.is_empty(), "{} of 3 messages are left", received.len());
         received.extend(more);
     }
-    let letters: Vec<_> = received.iter().map(|delivery| body(delivery)[..1].to_owned()).collect();
-    assert_eq!(letters, ["a", "b", "c"]);
+    let characters: Vec<_> =
+        received.iter().map(|delivery| body(delivery)[..1].to_owned()).collect();
+    assert_eq!(characters, ["a", "b", "c"]);
     for delivery in &received {
         acknowledge(&queue, delivery).await.expect("acknowledged");
     }

@@ -382,13 +382,13 @@ async fn refused_connections_are_retried() {
     server.command(&["CLIENT", "KILL", "TYPE", "normal"]);
     let sending = tokio::spawn({
         let queue = queue.clone();
-        async move { send(&queue, "patience").await }
+        async move { send(&queue, "slow").await }
     });
     tokio::time::sleep(Duration::from_millis(300)).await;
     assert!(!sending.is_finished());
     proxy.set(Mode::Forward);
     sending.await.expect("a task").expect("sent");
-    assert_eq!(drain(&queue).await, ["patience"]);
+    assert_eq!(drain(&queue).await, ["slow"]);
 }
 
 /// The commands of a client that opens, in order.
@@ -486,7 +486,7 @@ async fn a_receive_that_arrives_after_its_repetition_found_nothing_takes_nothing
     assert_eq!(receive(&queue).await.expect("received"), None);
     send(&queue, "later").await.expect("sent");
     proxy.deliver().await;
-    assert_eq!(counts(&queue).await, (1, 0, 0, 2), "a message is in flight that nobody holds");
+    assert_eq!(counts(&queue).await, (1, 0, 0, 2), "a message is in flight without a receiver");
     assert_eq!(take(&queue).await.message.delivery_count, 1);
 }
 
@@ -506,7 +506,7 @@ async fn a_receive_that_arrives_after_it_has_failed_takes_nothing() {
     let is_recalled = |record: &String| record.trim().len() == 12;
     eventually("it is recalled", async || records().iter().any(is_recalled)).await;
     proxy.deliver().await;
-    assert_eq!(counts(&direct).await, (1, 0, 0, 2), "a message is in flight that nobody holds");
+    assert_eq!(counts(&direct).await, (1, 0, 0, 2), "a message is in flight without a receiver");
     assert_eq!(take(&queue).await.message.delivery_count, 1);
 }
 
@@ -521,7 +521,7 @@ async fn a_send_that_arrives_after_its_repetition_was_refused_stores_nothing() {
     assert!(matches!(full, Err(Error::MailboxFull { .. })), "{full:?}");
     assert_eq!(drain(&queue).await, ["first"]);
     proxy.deliver().await;
-    assert_eq!(counts(&queue).await, (0, 0, 0, 2), "stored after it was said not to be");
+    assert_eq!(counts(&queue).await, (0, 0, 0, 2), "stored although the send has failed");
 }
 
 #[tokio::test]
@@ -662,7 +662,7 @@ async fn a_replica_is_waited_for_until_it_is_a_primary() {
         server.command(&["REPLICAOF", "127.0.0.1", "1"]);
         let sending = tokio::spawn({
             let patient = patient.clone();
-            async move { send(&patient, "patience").await }
+            async move { send(&patient, "slow").await }
         });
         let text = refusal(send(&hasty_queue, "haste").await);
         assert!(text.contains("READONLY") && text.contains("it is a replica"), "{text}");
@@ -673,7 +673,7 @@ async fn a_replica_is_waited_for_until_it_is_a_primary() {
         assert!(!sending.is_finished());
         server.command(&["REPLICAOF", "NO", "ONE"]);
         sending.await.expect("a task").expect("sent");
-        assert_eq!(drain(&hasty_queue).await, ["patience"], "{flavour:?}");
+        assert_eq!(drain(&hasty_queue).await, ["slow"], "{flavour:?}");
     }
 }
 
@@ -1081,13 +1081,13 @@ async fn an_entry_with_an_invalid_id_is_skipped() {
 
 // Large messages.
 
-/// Creates a message whose first character tells it from others.
+/// Creates a message that is identified by its first character.
 fn large(order: usize, bytes: usize) -> Outgoing {
-    let letter = char::from(b'a' + order as u8);
-    Outgoing::new(letter.to_string().repeat(bytes))
+    let character = char::from(b'a' + order as u8);
+    Outgoing::new(character.to_string().repeat(bytes))
 }
 
-fn letters(deliveries: &[pillarbox_core::Delivery]) -> String {
+fn characters(deliveries: &[pillarbox_core::Delivery]) -> String {
     deliveries.iter().filter_map(|delivery| body(delivery).chars().next()).collect()
 }
 
@@ -1110,7 +1110,7 @@ async fn a_receive_takes_only_as_many_bytes_as_get_through_a_slow_network() {
         let mut received = Vec::new();
         while received.len() < expected.len() {
             let deliveries = queue.receive(Receive::up_to(100).visibility(HOUR)).await;
-            received.push(letters(&deliveries.expect("received")));
+            received.push(characters(&deliveries.expect("received")));
         }
         assert_eq!(received, expected, "{sizes:?}");
         let all = sizes.len() as u64;
@@ -1129,7 +1129,7 @@ async fn attributes_and_addresses_count_among_the_bytes_of_a_receive() {
     }
     for expected in ["ab", "cd", "ef"] {
         let deliveries = queue.receive(Receive::up_to(6).visibility(HOUR)).await;
-        assert_eq!(letters(&deliveries.expect("received")), expected);
+        assert_eq!(characters(&deliveries.expect("received")), expected);
     }
 }
 
@@ -1238,7 +1238,7 @@ async fn a_server_that_is_gone_is_warned_of_once() {
     warm_up(&queues[0]).await;
     server.kill();
     let (first, second) = tokio::join!(send(&queues[0], "lost"), send(&queues[1], "lost"));
-    assert!(first.is_err() && second.is_err(), "nobody is there");
+    assert!(first.is_err() && second.is_err(), "the server is down");
     let text = log.text();
     let warnings: Vec<_> = text.lines().filter(|line| line.contains("WARN")).collect();
     assert_eq!(warnings.len(), 1, "{warnings:?}");

@@ -48,7 +48,7 @@ fn waiting(queue: &Arc<dyn Queue>, time: Duration) -> tokio::task::JoinHandle<Op
 /// Waits until this number of queues is subscribed and no more commands arrive.
 async fn until_idle(server: &RedisServer, queues: usize) {
     eventually("all queues are listened for", async || channels(server).len() == queues).await;
-    eventually("nobody asks", async || {
+    eventually("no receive polls", async || {
         let before = number(&server.info("total_commands_processed"));
         tokio::time::sleep(Duration::from_millis(200)).await;
         // The queries of this test itself, perhaps with a password.
@@ -239,7 +239,7 @@ async fn thousands_of_mailboxes_share_two_connections() {
     assert_eq!(backend.queues().await.expect("a list").len(), QUEUES);
     assert_eq!(connections(&server), 2);
     backend.close().await;
-    eventually("nobody is connected", async || connections(&server) == 0).await;
+    eventually("no client is connected", async || connections(&server) == 0).await;
 }
 
 #[tokio::test]
@@ -249,7 +249,7 @@ async fn queues_are_listed_in_order_and_without_a_scan_of_all_keys() {
     for name in names {
         send(&queue(&backend, name), "here").await.expect("sent");
     }
-    server.command(&["SET", "somebody else's", "key"]);
+    server.command(&["SET", "of another program", "key"]);
     let mut expected = names.map(str::to_owned);
     expected.sort();
     let other = open(&server.url()).await;

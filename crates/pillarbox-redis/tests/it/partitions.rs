@@ -140,7 +140,7 @@ async fn a_mailbox_sets_its_partitions_and_the_groups_of_messages() {
 async fn an_id_that_is_sent_again_goes_to_the_same_partition() {
     let (server, backend) = start().await;
     let queue = queue_with_partitions(&backend, 5);
-    // Independent ids: there would be so few runs of new ids that a partition may get none.
+    // Independent ids: new ids come in few runs, so that a partition may get none.
     let one = |n: u32| Outgoing::with_id(MessageId::from_key(&n.to_string()), n.to_string());
     let batch: Vec<_> = (0..5000).map(one).collect();
     for some in batch.chunks(1000) {
@@ -212,7 +212,7 @@ async fn waiters_are_woken_for_every_partition_without_querying_all() {
         };
         cluster.nodes().iter().map(calls).sum::<u64>()
     };
-    eventually("nobody asks", async || {
+    eventually("no receive polls", async || {
         let before = asked();
         tokio::time::sleep(Duration::from_millis(300)).await;
         asked() == before
@@ -612,7 +612,7 @@ async fn a_partition_that_is_missing_in_the_layout_is_found_and_restored() {
     send_all(&queue, (0..50).map(|n| of_group(&n.to_string(), "x")).collect()).await;
     backend.close().await;
     server.command(&["DEL", "{queue:spread}:partitions"]);
-    // Of another program: there cannot be so many partitions.
+    // Of another program: this number of partitions is impossible.
     server.command(&["HSET", "{queue:spread#5000}:data", "x", "y"]);
     let backend = open(&server.url()).await;
     let diagnosis = backend.diagnose(false).await.expect("a diagnosis");

@@ -79,10 +79,10 @@ fn check_traces(server: &RedisServer, kind: &str, queues: &[String]) -> Repeated
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../../scripts/tlaplus_trace.py");
     let output = Command::new("python3").arg(script).arg("--calls").args(&files).output();
     let output = output.expect("python3 runs");
-    let said = String::from_utf8_lossy(&output.stdout);
+    let output_text = String::from_utf8_lossy(&output.stdout);
     let failed = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{kind}: {said}{failed}");
-    println!("{kind}: {repeated:?}; {said}");
+    assert!(output.status.success(), "{kind}: {output_text}{failed}");
+    println!("{kind}: {repeated:?}; {output_text}");
     repeated
 }
 

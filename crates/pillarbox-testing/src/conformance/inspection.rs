@@ -24,7 +24,7 @@ pub async fn counts_report_every_state(s: &Subject) {
     assert_eq!(queue.counts().await.expect("counts").total(), 4);
 }
 
-/// A message that became ready by time alone counts as ready, even if nobody has asked for it yet.
+/// A message that became ready by time alone counts as ready, even if no receive has asked for it yet.
 pub async fn counts_follow_time(s: &Subject) {
     needs!(s: exact_counts);
     let queue = queue_of(s, &["expires"]).await;

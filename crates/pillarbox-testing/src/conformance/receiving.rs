@@ -100,7 +100,7 @@ pub async fn a_lease_of_zero_delivers_and_expires_at_once(s: &Subject) {
     }
 }
 
-/// A receiver that dies leaves nothing in flight for ever (a known defect of asynq and river).
+/// A receiver that dies leaves nothing in flight forever (a known defect of asynq and river).
 pub async fn an_unsettled_message_is_ready_again_when_its_lease_ends(s: &Subject) {
     let queue = queue_of(s, &["x"]).await;
     drop(queue.take_one(s.ticks(6)).await);
@@ -392,7 +392,7 @@ pub async fn a_long_poll_sees_a_nack(s: &Subject) {
     }
 }
 
-/// The wait is as long as requested.
+/// The wait has the requested duration.
 pub async fn a_long_poll_ends_empty_after_its_wait_and_not_before(s: &Subject) {
     let queue = s.queue();
     let start = Instant::now();

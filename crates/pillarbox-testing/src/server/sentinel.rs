@@ -84,7 +84,7 @@ impl RedisSentinelsBuilder {
     ///
     /// If the program is not installed, one does not start, or they do not find each other.
     pub fn start(self) -> RedisSentinels {
-        assert!(self.sentinels > 0, "somebody watches");
+        assert!(self.sentinels > 0, "at least one sentinel");
         let mut servers: Vec<RedisServer> = Vec::new();
         for _ in 0..=self.replicas {
             let mut server = self.server.clone();
