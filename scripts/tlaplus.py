@@ -129,10 +129,10 @@ def toothless(checks):
 
 
 def java(out, is_long=False):
-    """How Java is started. What takes seconds is over before thorough compiling pays: it takes half the time without.
+    """Returns the command of Java. Short checks take half the time without the optimizing compiler.
 
     TLC unpacks modules into the directory for temporary files, and two that do so at the same time read each other's
-    half-written ones: each has a directory of its own."""
+    half-written ones: each has its own directory."""
     how = ["-XX:+UseParallelGC"] if is_long else ["-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
     named = os.environ.get("JAVA", "java")
     program = shutil.which(named)
@@ -254,7 +254,7 @@ def main():
 
     wanted = arguments.checks
     if not wanted:
-        parser.error("say which checks: quick, exhaustive, or names; --list says what there is")
+        parser.error("name the checks: quick, exhaustive, or names; --list shows them")
     known = {check["name"] for check in checks} | {"quick", "exhaustive"}
     for name in wanted:
         if name not in known:

@@ -4,10 +4,10 @@
     scripts/tlaplus_record.py [--traces N] [--events N] [--seed N]
     scripts/tlaplus_record.py --broken    scripts that are broken on purpose, each of which must be noticed
 
-Every run of a script is recorded: its arguments, the time that it took for now, and its reply. Calls are made
-again, copies of old ones come late, leases of less than a millisecond run out. Half of the traces are made with
-`at_once` (header.lua) set to 3, so that more is due than one script promotes. Each trace must be a behaviour of
-specs/tla/PillarboxScripts.tla, and doctored copies of it must not be.
+Every run of a script is recorded: its arguments, the time that it used as now, and its reply. Calls are
+repeated, copies of old calls arrive late, leases of less than a millisecond expire. Half of the traces are made with
+`at_once` (header.lua) set to 3, so that more messages are due than one script promotes. Each trace must be a
+behaviour of specs/tla/PillarboxScripts.tla, and doctored copies of it must not be.
 """
 
 import argparse
@@ -75,7 +75,7 @@ class Server:
         return None if rest == b"-1" else [self.read() for _ in range(int(rest))]
 
 
-# Scripts that are broken on purpose: which file, what stands there, and what instead; or several of these.
+# Scripts that are broken on purpose: the file, the text to replace, and its replacement; or several of these.
 BROKEN = {
     "a settle takes any receipt": ("settle", "sub(current, 1, 16) == sub(token, 1, 16)", "true"),
     "a settle ends no lease first": ("settle", "-- @promote", "promoted = 0"),
@@ -83,7 +83,7 @@ BROKEN = {
                                  "given_back[#given_back + 1] = back and current or deliveries"),
     "a nack is no attempt": ("settle", "if release or not back", "if back or not back"),
     "a release is an attempt": ("settle", "if release or not back", "if not back"),
-    "a release of what is started is unsettled": (
+    "a release of a started delivery is unsettled": (
         "settle", "if is_started then deliveries = sub(deliveries, 1, -2) end", ""),
     "a start is not noted": ("settle", "deliveries = deliveries .. 's'", ""),
     "a start is not stored": ("settle", "if #marked > 0 then redis_call('HSET', meta, unpack(marked)) end", ""),
@@ -92,33 +92,36 @@ BROKEN = {
         ("settle", "if is_started then deliveries = sub(deliveries, 1, -2) end",
          "if release and is_started then deliveries = sub(deliveries, 1, -2) end"),
         ("receive", "'^(%d+)(:?%d*)', from", "'^(%d+)(:?%d*s?)', from")),
-    "an extension by nothing is left to the clock": ("settle", "if micros == 0 then\n        ready[",
+    "an extension by zero is left to the clock": ("settle", "if micros == 0 then\n        ready[",
                                                      "if back and micros == 0 then\n        ready["),
     "an acknowledgement leaves the body": ("settle", "redis_call('HDEL', data, unpack(gone))", ""),
-    "a send stores what is here": ("send", "local here = redis_call('HMGET', data, unpack(ARGV, 6, last_id))",
+    "a send stores an existing id again": ("send", "local here = redis_call('HMGET', data, unpack(ARGV, 6, last_id))",
                                    "local here = {}"),
     "a send promotes nothing": ("send", "-- @promote", "promoted = 0"),
     "a send forgets its answer": ("send", "-- @remember", ""),
-    "promoting turns the order round": ("promote", "redis_call('LPUSH', pending, unpack(due))",
+    "promoting reverses the order": ("promote", "redis_call('LPUSH', pending, unpack(due))",
                                         "redis_call('RPUSH', pending, unpack(due))"),
     "expiry counts no unsettled delivery": ("expired", "number = number + 4294967296", ""),
-    "expiry takes what was started for no attempt": ("expired", "if started == 's' then", "if false then"),
-    "expiry takes what was not started for unsettled": ("expired", "if started == 's' then", "if number then"),
-    "expiry does not count what was no attempt": ("expired", "(tonumber(uncounted) or 0) + 1",
+    "expiry counts a started delivery as no attempt": ("expired", "if started == 's' then", "if false then"),
+    "expiry counts a delivery that was not started as unsettled": (
+        "expired", "if started == 's' then", "if number then"),
+    "expiry does not count a delivery that was no attempt": ("expired", "(tonumber(uncounted) or 0) + 1",
                                                   "(tonumber(uncounted) or 0)"),
-    "expiry of what was started forgets what was no attempt": (
+    "expiry of a started delivery forgets those that were no attempt": (
         "expired", " .. sub(before, string.find(before, ':', 1, true) or #before + 1)", ""),
     "a receive counts nothing": ("receive", "(before or 0) + 1", "(before or 0)"),
-    "a receive forgets what was no attempt": ("receive", " .. (rest or '')", ""),
-    "a repeated receive forgets what was no attempt": ("receive", "string.format('%.0f', count - 1) .. rest",
-                                                       "string.format('%.0f', count - 1)"),
+    "a receive forgets deliveries that were no attempt": ("receive", " .. (rest or '')", ""),
+    "a repeated receive forgets deliveries that were no attempt": (
+        "receive", "string.format('%.0f', count - 1) .. rest", "string.format('%.0f', count - 1)"),
     "a receive takes from the wrong end": ("receive", "redis_call('RPOP', pending, ARGV[4])",
                                            "redis_call('LPOP', pending, ARGV[4])"),
-    "a receive is repeated anew": ("receive", "record >= ARGV[1]", "false"),
-    "what cannot be promoted is overtaken": ("send", "if promoted == at_once then", "if false then"),
-    "what nobody has seen counts on": ("release", "string.format('%.0f', count - 1)", "string.format('%.0f', count)"),
-    "what nobody has seen forgets what was no attempt": ("release", "count - 1) .. rest", "count - 1)"),
-    "a purge spares what is in flight": ("purge", "redis_call('UNLINK', pending, invisible, data, meta)",
+    "a repeated receive delivers again": ("receive", "record >= ARGV[1]", "false"),
+    "messages that cannot be promoted yet are overtaken": ("send", "if promoted == at_once then", "if false then"),
+    "a delivery that was taken back stays counted": ("release", "string.format('%.0f', count - 1)",
+                                                     "string.format('%.0f', count)"),
+    "a delivery that was taken back forgets those that were no attempt": (
+        "release", "count - 1) .. rest", "count - 1)"),
+    "a purge keeps messages in flight": ("purge", "redis_call('UNLINK', pending, invisible, data, meta)",
                                          "redis_call('UNLINK', pending)"),
 }
 
@@ -137,7 +140,7 @@ def script(name, at_once, broken):
     """Returns the script, extended to also return the time that it used."""
     header, changed = re.subn(r"(?m)^local at_once = \d+$", f"local at_once = {at_once}", source("header"))
     header, noted = re.subn(r"(?m)^(local now_text = .*)$", r"\1\nat = now_text", header)
-    assert changed == noted == 1, "header.lua is not as it was"
+    assert changed == noted == 1, "header.lua has changed"
     return f"local at\nlocal function run()\n{header}\n{source(name, broken)}\nend\nlocal reply = run()\nreturn {{at, reply}}"
 
 
@@ -151,7 +154,7 @@ class Recorder:
         self.scripts = {}
         self.events, self.known, self.calls = [], [], {}
         self.messages = sorted(self.secret(22) for _ in range(self.random.randint(3, 12)))
-        self.numbers, self.told = {}, tlaplus_trace.Calls()
+        self.numbers, self.reader = {}, tlaplus_trace.Calls()
 
     def secret(self, length=16):
         return "".join(self.random.choice(SECRET) for _ in range(length))
@@ -164,11 +167,11 @@ class Recorder:
         keys += keys[4:] if again else []
         words = [str(word) for word in (f"{number:012}", 600_000, 0, *arguments)]
         at, reply = self.server.call("EVAL", self.scripts[op], len(keys), *keys, *words)
-        event = self.told.event([op, at, keys, words, reply])
+        event = self.reader.event([op, at, keys, words, reply])
         self.events.append(event)
         return event
 
-    # What is called, with what is needed to call it again.
+    # Calls, with the arguments that are needed to repeat them.
 
     def make(self, op, arguments):
         caller = f"{op}-{self.random.randint(1, 2)}"
@@ -194,8 +197,8 @@ class Recorder:
 
     def receive(self):
         leases = self.random.sample([0, 500, 3000, 10**7], 2)
-        # Receivers whose leases end at the same moment: once, what they had came back in the order of its ids, and not in
-        # that in which it was delivered (specs/tla/traces/rejected/ties-between-receivers.json).
+        # Receivers whose leases end at the same moment: their messages were once requeued in the order of ids, not of
+        # deliveries (specs/tla/traces/rejected/ties-between-receivers.json).
         if self.random.random() < 0.5:
             leases[1] = leases[0]
         receivers = [{"max": self.random.randint(1, 3), "lease": lease}
@@ -215,7 +218,7 @@ class Recorder:
                                     k=self.random.randint(1, 3))
         entries = [(kind, self.random.choice(self.known[-6:])) for kind in kinds]
         if self.random.random() < 0.3:
-            # What one entry does, the next must know; and what is extended by nothing does not go behind it.
+            # An entry must see the effects of those before it, and a message extended by zero is requeued first.
             last, other = self.known[-1], self.known[-2:][0]
             entries = self.random.choice([[("start", last), ("extend", last)], [("start", last), ("release", last)],
                                           [("extend", last), ("nack", other)]])
@@ -238,7 +241,7 @@ class Recorder:
         self.make("purge", [])
 
     def again(self):
-        """The last call of somebody comes once more; or the one before, which was stuck."""
+        """Repeats the last call of a caller, or the one before it, which was delayed."""
         if self.calls:
             calls = self.random.choice(list(self.calls.values()))
             call = calls[-2] if len(calls) > 1 and call_is_safe(calls) and self.random.random() < 0.4 else calls[-1]
@@ -255,7 +258,7 @@ class Recorder:
 
 
 def call_is_safe(calls):
-    """A purge answers with a number whatever it finds; a late copy of one is left out."""
+    """Returns whether a late copy can be recognized. That of a purge cannot: its answer is a number in any case."""
     return calls[-1][0] != "purge"
 
 
@@ -270,7 +273,7 @@ def record(seeds, events, at_once, broken=None):
 
 
 def judge(seeds, events, at_once):
-    """Traces of the scripts must be accepted, and doctored ones rejected."""
+    """Returns whether traces of the scripts are accepted, and doctored ones rejected."""
     good = list(record(seeds, events, at_once))
     bad = [changed for name, _, recorded in good for changed in tlaplus_trace.doctored(name, recorded, sure=True)]
     is_right, output = tlaplus_trace.check(good + bad, at_once, with_ledger=False)
@@ -282,18 +285,18 @@ def judge(seeds, events, at_once):
     return is_right
 
 
-# How many traces of a broken script are recorded and judged together, and how often others are tried: what some of them
-# do wrong shows only when several things meet.
+# Number of traces of a broken script that are recorded and checked together, and number of tries: some defects show
+# only when several conditions meet.
 TOGETHER, TRIES = 12, 10
 
 
 def is_noticed(what, broken, seed, events):
-    """Traces of scripts that are broken must not all be accepted."""
+    """Returns whether any trace of a broken script is rejected."""
     for seeds in (range(seed + n * TOGETHER, seed + (n + 1) * TOGETHER) for n in range(TRIES)):
         try:
             traces = list(record(seeds, events, 3, broken))
         except RuntimeError as error:
-            # One that does not even compile shows nothing.
+            # A script that does not compile proves nothing.
             runs = "compiling" not in str(error).lower()
             print(f"{what}: {'the server noticed' if runs else 'NOT A SCRIPT'}: {error}")
             return runs

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Has TLC say whether recorded traces of scripts are behaviours of specs/tla/PillarboxScripts.tla.
+"""Checks with TLC whether recorded traces of scripts are behaviours of specs/tla/PillarboxScripts.tla.
 
     scripts/tlaplus_trace.py FILE ...            traces that must be accepted
-    scripts/tlaplus_trace.py --doctored FILE ... as well, each trace doctored in many ways must be rejected
-    scripts/tlaplus_trace.py --rejected FILE ... traces of what was wrong once, and must be rejected
+    scripts/tlaplus_trace.py --doctored FILE ... the same, and copies doctored in many ways must be rejected
+    scripts/tlaplus_trace.py --rejected FILE ... traces of former defects, which must be rejected
     scripts/tlaplus_trace.py --calls FILE ...    calls as the server saw them, and doctored copies of them
 
 A trace is a JSON list of events, in the order in which the server ran them:
@@ -14,14 +14,14 @@ A trace is a JSON list of events, in the order in which the server ran them:
     {"op": "settle",  "at": µs, ..., "batch": [{"m": id, "r": secret, "kind": one of KINDS, "time": µs}],
                       "reply": ["1", "0", ...]}
     {"op": "release", "at": µs, "batch": [{"m": id, "r": secret}], "reply": [n]}
-                      (of a receive whose answer was lost: what it has delivered)
+                      (the deliveries of a receive whose answer was lost)
     {"op": "purge",   "at": µs, ..., "reply": [n]}
     {"op": "look",    "at": µs, "reply": [n ready]}
     {"op": "forget",  "at": µs, "reply": [1 if it held nothing]}
 
 with "caller", "number" and "again" (KEYS[6]) where the answer of the call is remembered. A call as the server saw it
-is [name of the script, time that it took for now, KEYS, ARGV, reply]. All traces are checked in one run. A doctored one
-that the doctoring did not change is left out.
+is [name of the script, time that it used as now, KEYS, ARGV, reply]. All traces are checked in one run. Doctored copies
+that equal the original are left out.
 """
 
 import argparse
@@ -42,20 +42,20 @@ OUT = os.path.join(tlaplus.OUT, "trace")
 # --- Reading calls
 
 
-# How messages are settled, and the character in a token of settle.lua that says so.
+# Kinds of settles, and the character for each in a token of settle.lua.
 KINDS = {"ack": "1", "nack": "n", "release": "r", "extend": "e", "start": "s"}
 
 
 class Calls:
-    """Calls of scripts on one queue, as the server saw them, one after the other, told as events."""
+    """Converts calls of scripts on one queue, in the order in which the server ran them, to events."""
 
     def __init__(self):
         self.stored = {}
-        # By caller and number, what a receive has delivered; and those that must not deliver any more.
+        # Deliveries of receives by caller and number; and receives that must not deliver from then on.
         self.received, self.recalled = {}, set()
 
     def event(self, call):
-        """The event of a call. None for one that changes nothing, of which the model knows nothing."""
+        """Returns the event of a call, or None if it changes nothing and is not part of the model."""
         op, at, keys, arguments, reply = call
         made = keys[4], int(arguments[0])
         event = {"op": op, "at": int(at)}
@@ -81,7 +81,7 @@ class Calls:
             sys.exit(f"the specification knows no '{op}'")
         return refuse
 
-    # What the arguments after the common ones say.
+    # Fields of events, from the arguments after the common ones.
 
     def send(self, arguments):
         capacity, count = arguments[0], int(arguments[1])
@@ -110,11 +110,11 @@ class Calls:
     purge = forget = look
 
     def reply(self, event, reply):
-        """The reply as the model has it."""
+        """Returns the reply in the form of the model."""
         if event["op"] in ("send", "settle"):
             answers = reply.rstrip("!~")
             if answers == "+":
-                # What a record says is of the call that has stored it.
+                # A record has the size of the call that has stored it.
                 size = self.stored[event["caller"]]["size"] if self.is_old(event) else len(event["batch"])
                 answers = "1" * size
             if not self.is_old(event) and (event["op"] == "send" and event["again"] or "1" in answers):
@@ -138,7 +138,7 @@ class Calls:
 
 
 class Numbers:
-    """Names as numbers, in the order of their bytes."""
+    """Numbers for names, in the order of their bytes."""
 
     def __init__(self, names):
         self.by_name = {name: place for place, name in enumerate(sorted(set(names), key=str.encode), 1)}
@@ -167,13 +167,13 @@ def receipts(events):
                 yield entry["r"]
 
 
-# TLC's numbers have 32 bits. What is further off than any trace is long need not be exact.
+# TLC's numbers have 32 bits. Times beyond the end of every trace need not be exact.
 FAR = 1_500_000_000
 LONGEST = 300_000_000
 
 
 def quarters(micros):
-    """Quarters of a microsecond, the smallest step of a score."""
+    """Converts to quarters of a microsecond, the smallest step of a score."""
     return min(4 * micros, FAR)
 
 
@@ -255,12 +255,12 @@ INVARIANTS GoodAccepted DoctoredRejected OnePlace Keeps
 
 
 def find(events, is_it):
-    """The first event that is so."""
+    """Returns the index of the first event for which `is_it` holds."""
     return next((place for place, event in enumerate(events) if is_it(place, event)), None)
 
 
 def doctorings():
-    """Names, and functions that change a list of events; they return nothing if there was nothing to change."""
+    """Returns names, and functions that change a list of events, if there is anything to change."""
 
     def op(name, *also):
         return lambda _, event: event["op"] == name and all(test(event) for test in also)
@@ -280,13 +280,13 @@ def doctorings():
 
     def reply(answer, instead):
         def how(events, place):
-            said = events[place]["reply"]
-            said[said.index(answer)] = instead
+            answers = events[place]["reply"]
+            answers[answers.index(answer)] = instead
         return how
 
     def swap(events, place):
-        said = events[place]["reply"]
-        said[0], said[1] = said[1], said[0]
+        answers = events[place]["reply"]
+        answers[0], answers[1] = answers[1], answers[0]
 
     def raise_number(which, by):
         def how(events, place):
@@ -294,7 +294,7 @@ def doctorings():
         return how
 
     def drop(events, place):
-        """With its repetitions, for they would do it instead."""
+        """Removes a call with its repetitions, which would have its effects instead."""
         name = lambda event: (event["op"], event.get("caller"), event.get("number"))
         gone = name(events[place])
         events[:] = [event for event in events if name(event) != gone]
@@ -308,11 +308,11 @@ def doctorings():
         events.insert(place + 1, again)
 
     def late_acknowledgement(events):
-        """A refused acknowledgement of a delivery that was made is said to have been accepted."""
+        """Turns a refused acknowledgement into an accepted one."""
         change(op("settle", answered("0")), reply("0", "1"))(events)
 
     def foreign_receipt(events):
-        """An accepted settle with the receipt of another message."""
+        """Gives an accepted settle the receipt of another message."""
         secrets = [secret for event in events for secret in event.get("receipts", [])]
         place = find(events, op("settle", answered("1")))
         if place is not None:
@@ -320,7 +320,7 @@ def doctorings():
             entry["r"] = next((secret for secret in secrets if secret != entry["r"]), entry["r"])
 
     def longer_lease(events):
-        """A lease that is longer than what came to pass: the message could not have come back."""
+        """Lengthens a lease that has expired: the message could not have been delivered again."""
         seen, calls = {}, set()
         for place, event in enumerate(events):
             call = (event.get("caller"), event.get("number"))
@@ -335,7 +335,7 @@ def doctorings():
                 seen[delivery[0]] = place
 
     def settled_otherwise(kind, instead):
-        """A delivery is settled in another way, which the next delivery of the message does not tell."""
+        """Settles a delivery in another way, which the next delivery of the message contradicts."""
         def doctor(events):
             for place, event in enumerate(events):
                 for entry, answer in zip(event.get("batch", []), event["reply"]):
@@ -348,7 +348,7 @@ def doctorings():
         return doctor
 
     def repeated_otherwise(events):
-        """A call that is made again is answered otherwise."""
+        """Changes the answer of a repeated call."""
         seen = set()
         for event in events:
             key = (event.get("caller"), event.get("number"))
@@ -382,15 +382,15 @@ def doctorings():
     }
 
 
-# After these, what is left may have happened all the same: who received was purged, or had a lease of no time; what
-# was settled was purged and sent again before it was delivered again, or what was started was settled then.
+# After these changes, the trace may still be valid: received messages were purged, or had a lease of zero; settled
+# messages were purged and sent again before their next delivery, or started deliveries were settled then.
 UNSURE = {"a send is missing", "a receive is missing", "a receive has delivered the same twice",
           "a message came back before its lease ended", "a nack was a release", "a release was a nack",
           "a start was an extension"}
 
 
 def doctored(name, events, sure=False):
-    """Copies of a trace that must be rejected; if `sure`, only in ways after which it cannot have happened."""
+    """Returns copies of a trace that must be rejected; if `sure`, only those that cannot be valid."""
     for way, doctor in doctorings().items():
         if sure and way in UNSURE:
             continue
@@ -404,9 +404,9 @@ def doctored(name, events, sure=False):
 
 
 def check(traces, at_once=200, with_ledger=True):
-    """Runs TLC. Returns whether all is as it must be, and what was said."""
+    """Runs TLC. Returns whether all results are as expected, and its output."""
     os.makedirs(OUT, exist_ok=True)
-    # Others may be at it, too.
+    # Several may run at the same time.
     with tempfile.TemporaryDirectory(dir=OUT) as out:
         write(out, traces, at_once, with_ledger)
         java, *options = tlaplus.java(out)
@@ -422,27 +422,27 @@ def check(traces, at_once=200, with_ledger=True):
 
 
 def explain(output, traces):
-    """Which trace was not judged as it must be, and at which event."""
+    """Returns the trace with an unexpected result, and the event at which it was found."""
     violated = re.search(r"Invariant (\w+) is violated", output)
     which = re.findall(r"/\\ trace = (\d+)", output)
     places = re.findall(r"/\\ place = (\d+)", output)
     verdicts = re.findall(r'/\\ verdict = "(.*)"', output)
     if not (violated and which):
-        return output.strip() or "TLC has said nothing: is JAVA a Java?"
+        return output.strip() or "TLC printed nothing: is JAVA a Java?"
     name, _, events = traces[int(which[-1]) - 1]
     place = int(places[-1]) - 2
     event = json.dumps(events[place], ensure_ascii=False) if 0 <= place < len(events) else "(none)"
-    said = verdicts[-1] if verdicts else ""
+    verdict = verdicts[-1] if verdicts else ""
     wrong = "must be accepted and is not" if violated.group(1) == "GoodAccepted" else "must be rejected and is not"
-    return f"{name} {wrong}: event {place + 1} of {len(events)}: {said or 'accepted'}\n  {event}"
+    return f"{name} {wrong}: event {place + 1} of {len(events)}: {verdict or 'accepted'}\n  {event}"
 
 
-# What the specification knows.
+# Operations of the specification.
 OPERATIONS = {"send", "receive", "settle", "release", "purge", "look", "forget"}
 
 
 def read(path, are_calls):
-    """The events of a file. Ends the program where it has none."""
+    """Returns the events of a file. Exits if it has none."""
     try:
         with open(path) as file:
             events = json.load(file)
@@ -456,7 +456,7 @@ def read(path, are_calls):
                 raise ValueError(f"event {number} has no operation of {', '.join(sorted(OPERATIONS))}")
             if type(event.get("at")) is not int or event["at"] < 0:
                 raise ValueError(f"event {number} has no whole number of microseconds in 'at'")
-        # What else is missing shows when it is written down.
+        # Other missing fields are found by writing the trace.
         with tempfile.TemporaryDirectory() as out:
             write(out, [("", True, events)], 200, False)
     except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
@@ -485,7 +485,7 @@ def main():
     for path in arguments.rejected:
         traces.append((os.path.basename(path), False, read(path, False)))
     if not traces:
-        parser.error("say which files: nothing to judge shows nothing")
+        parser.error("name the files to check")
     is_right, output = check(traces, with_ledger=not real)
     good = sum(is_good for _, is_good, _ in traces)
     if not is_right:
@@ -494,7 +494,7 @@ def main():
     steps = sum(len(events) for _, _, events in traces)
     known = len(arguments.rejected)
     print(f"{good} traces accepted; {len(traces) - good - known} doctored ones rejected, in {len(ways)} ways; "
-          f"{known} of what was wrong once rejected; {steps} events")
+          f"{known} of former defects rejected; {steps} events")
     return 0
 
 

@@ -1,7 +1,7 @@
 -------------------------- MODULE PillarboxLedger --------------------------
 (***************************************************************************)
 (* The contract of a queue, as pure functions: the right result of each    *)
-(* command. It is the same state machine as `core::lease`: every message   *)
+(* command. It is the same state machine as `core::ledger`: every message  *)
 (* moves to `ready` at the moment it becomes ready.                        *)
 (*                                                                         *)
 (* A ledger is a record:                                                   *)

@@ -234,7 +234,7 @@ impl Clock for ManualClock {
     fn sleep_until(&self, deadline: Timestamp) -> BoxFuture<'_, ()> {
         let mut now = self.now.subscribe();
         Box::pin(async move {
-            // The sender lives as long as `self`, which this future borrows.
+            // The sender is a field of `self`, which this future borrows.
             let _ = now.wait_for(|now| *now >= deadline).await;
         })
     }

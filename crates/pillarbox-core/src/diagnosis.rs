@@ -12,7 +12,7 @@ use crate::clock::Timestamp;
 pub struct Diagnosis {
     /// Versions, locations, sizes and settings.
     pub facts: Vec<Fact>,
-    /// What a confirmed send survives with the current settings.
+    /// Failures that a confirmed send survives with the current settings, as text.
     pub promise: String,
     /// Time by the backend's own clock. `None`: the backend uses the caller's clock.
     pub clock: Option<Timestamp>,
@@ -67,7 +67,7 @@ pub struct Finding {
     pub severity: Severity,
     /// Description of the finding.
     pub text: String,
-    /// What the operator should do about it.
+    /// Advice to the operator.
     pub advice: String,
     /// Whether the backend can fix it, or has fixed it.
     pub repair: Repair,

@@ -256,17 +256,17 @@ type List<E> = Vec<Arc<Subscriber<E>>>;
 
 #[derive(Default)]
 struct Subscribers {
-    state: RwLock<State>,
+    state: RwLock<SubscriberLists>,
 }
 
 #[derive(Default)]
-struct State {
+struct SubscriberLists {
     next_id: u64,
     /// An `Arc<List<E>>` for each event type with subscribers.
     lists: HashMap<TypeId, Arc<dyn Any + Send + Sync>>,
 }
 
-impl State {
+impl SubscriberLists {
     fn list<E: 'static>(&self) -> Option<Arc<List<E>>> {
         self.lists.get(&TypeId::of::<E>())?.clone().downcast().ok()
     }
@@ -285,11 +285,11 @@ impl State {
 }
 
 impl Subscribers {
-    fn read(&self) -> RwLockReadGuard<'_, State> {
+    fn read(&self) -> RwLockReadGuard<'_, SubscriberLists> {
         self.state.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn write(&self) -> RwLockWriteGuard<'_, State> {
+    fn write(&self) -> RwLockWriteGuard<'_, SubscriberLists> {
         self.state.write().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -7,7 +7,7 @@
 //! |---|---|
 //! | typed mailboxes, for users | [`Mailbox`], [`Message`], [`Batch`], [`Mailboxes`] |
 //! | traits of a backend | [`Queue`], [`Backend`], [`Capabilities`] |
-//! | executable specification of the contract | [`lease::Ledger`] |
+//! | executable specification of the contract | [`ledger::Ledger`] |
 //! | in-memory backend | [`MemoryBackend`] |
 //! | encoding of bodies | [`Codec`] |
 //! | reply addresses | [`MailboxResolver`] |
@@ -29,7 +29,7 @@ mod gate;
 mod id;
 #[doc(hidden)]
 pub mod internal;
-pub mod lease;
+pub mod ledger;
 mod mailbox;
 mod memory;
 mod message;

@@ -128,7 +128,7 @@ impl Receive {
     /// Default length of a lease.
     pub const DEFAULT_VISIBILITY: Duration = Duration::from_secs(30);
 
-    /// Receives at most `max` messages, without waiting for the batch to fill.
+    /// Creates a receive of at most `max` messages, which does not wait for the batch to fill.
     ///
     /// A `max` above [`Capabilities::max_receive`](crate::Capabilities::max_receive), which is 10 on SQS and
     /// 1,000 on the other backends, is refused.
@@ -136,7 +136,7 @@ impl Receive {
         Self { max, visibility: Self::DEFAULT_VISIBILITY, wait: Duration::ZERO }
     }
 
-    /// Receives one message.
+    /// Creates a receive of one message.
     pub const fn one() -> Self {
         Self::up_to(1)
     }
@@ -190,7 +190,8 @@ impl QueueOptions {
     /// Sets the minimum number of partitions, which may be on different servers. Order is then kept within a
     /// partition; messages of one [group](crate::Outgoing::group) are always in the same partition. The
     /// number applies to all users of the queue until
-    /// [`Backend::set_partitions`](crate::Backend::set_partitions) changes it.
+    /// [`Backend::set_partitions`](crate::Backend::set_partitions) changes it. Defaults to the number that the
+    /// queue has, and at least the one that the backend was opened with.
     ///
     /// A backend without partitions ([`Capabilities::max_partitions`](crate::Capabilities::max_partitions)
     /// is 1) accepts any number and keeps all messages in order.
@@ -249,7 +250,7 @@ pub struct Redrive {
 }
 
 impl Redrive {
-    /// Moves messages to the queue `to` after `max_deliveries` deliveries.
+    /// Creates a policy that moves messages to the queue `to` after `max_deliveries` deliveries.
     pub fn new(to: impl Into<Box<str>>, max_deliveries: u32) -> Self {
         Self { to: to.into(), max_deliveries }
     }

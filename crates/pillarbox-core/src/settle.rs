@@ -9,39 +9,40 @@ use crate::Receipt;
 pub struct Settle {
     /// Receipt of the delivery.
     pub receipt: Receipt,
-    /// What to do with the delivery.
+    /// Effect on the delivery.
     pub action: SettleAction,
 }
 
 impl Settle {
-    /// Deletes the message, because its work is done.
+    /// Creates a settle that deletes the message, because its work is done.
     pub const fn acknowledge(receipt: Receipt) -> Self {
         Self { receipt, action: SettleAction::Acknowledge }
     }
 
-    /// Returns the message to the queue, ready at once or after `delay`.
+    /// Creates a settle that returns the message to the queue, ready at once or after `delay`.
     pub const fn nack(receipt: Receipt, delay: Duration) -> Self {
         Self { receipt, action: SettleAction::Nack { delay } }
     }
 
-    /// Returns the message to the queue as [`nack`](Self::nack) does, without counting the delivery as an
-    /// attempt.
+    /// Creates a settle that returns the message to the queue as [`nack`](Self::nack) does, without counting the
+    /// delivery as an attempt.
     pub const fn release(receipt: Receipt, delay: Duration) -> Self {
         Self { receipt, action: SettleAction::Release { delay } }
     }
 
-    /// Extends the lease to `timeout` from now.
+    /// Creates a settle that extends the lease to `timeout` from now.
     pub const fn extend(receipt: Receipt, timeout: Duration) -> Self {
         Self { receipt, action: SettleAction::Extend { timeout } }
     }
 
-    /// Records that the work on the message starts, and extends the lease to `timeout` from now.
+    /// Creates a settle that records the start of the work on the message, and extends the lease to `timeout` from
+    /// now.
     pub const fn start(receipt: Receipt, timeout: Duration) -> Self {
         Self { receipt, action: SettleAction::Start { timeout } }
     }
 }
 
-/// What a settle does with a delivery.
+/// Effect of a settle on its delivery.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum SettleAction {
     /// Deletes the message.

@@ -20,7 +20,7 @@
 --                      #sent: messages ever stored; #delayed: members of invisible without a lease;
 --                      #about: a description, long enough to have the hash stored as a hash table from
 --                      the first field on
---   5 call       STRING, for some minutes, or as long as a lease: number and answer of the last call of
+--   5 call       STRING, for some minutes, or until a lease ends: number and answer of the last call of
 --                      one caller
 --   6 call again, if a call of this caller may still be on its way: this one, or one that failed
 -- Arguments: 1 number of the call, 12 digits; 2 milliseconds for which its answer is remembered;

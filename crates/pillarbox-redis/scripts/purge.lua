@@ -12,7 +12,7 @@ local purged = redis_call('LLEN', pending) + redis_call('ZCOUNT', invisible, '-i
 local never = redis_call('ZRANGEBYSCORE', invisible, '+inf', '+inf')
 redis_call('UNLINK', pending, invisible, data, meta)
 -- These may fail while the slot moves to another node, since keys that this script has deleted are looked for
--- there. The messages are deleted all the same, and their number must be returned.
+-- there. The messages are deleted nevertheless, and their number must be returned.
 if sent then redis.pcall('HSET', meta, '#sent', sent) end
 if about then redis.pcall('HSET', meta, '#about', about) end
 if #never > 0 then redis.pcall('ZADD', invisible, '+inf', never[1]) end

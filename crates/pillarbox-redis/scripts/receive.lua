@@ -64,7 +64,7 @@ end
 
 local count, fits = #ids, #ids
 if count > 1 then
-  -- If all are as long as the first, more than these do not fit, and need not be read.
+  -- If all have the length of the first, only these fit, and the others need not be read.
   local length = redis.pcall('HSTRLEN', data, ids[1])
   if type(length) == 'number' and length * count > most_bytes then
     fits = math.max(1, math.floor(most_bytes / length))

@@ -1,10 +1,10 @@
--- Takes back deliveries that nobody has received: the messages are the next to be delivered again, and the
+-- Takes back deliveries that no caller has received: the messages are the next to be delivered again, and the
 -- deliveries are not counted.
 --
 -- Arguments after the common ones: if the number of the call is 0, for each delivery, in order, the id of its
 --   message and the 16 secret characters of its receipt. Otherwise it is the number of a receive of the caller
 --   whose answer was lost, and the secrets are those that it was given: its record names what it has
---   delivered; without a record, it must not deliver anything any more.
+--   delivered; without a record, it must not deliver anything from then on.
 -- Reads: invisible, meta, pending, call. Writes: invisible, pending, meta, call.
 -- Reply: number of deliveries taken back.
 -- Idempotence: a receipt that was taken back is no longer current. Works when the server is out of memory.

@@ -6,8 +6,8 @@
 --   any.
 -- Reads: data, invisible. Writes: meta, invisible, pending, data, call.
 -- Reply: + if all are stored; or for each message a character: 1 stored, 0 was here already, F full. Then a ! if
---   the queue is new, or it is a partition that is not enlisted; then a ~ if the user may not publish, and nobody
---   was woken.
+--   the queue is new, or it is a partition that is not enlisted; then a ~ if the user may not publish, and no
+--   waiter was woken.
 -- Idempotence: see header.lua. Refused as a whole, with nothing changed, when the server is out of memory.
 local record = redis_call('GET', call)
 if record and record >= ARGV[1] then return sub(record, 13) end

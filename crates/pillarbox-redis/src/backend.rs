@@ -54,7 +54,7 @@ pub struct RedisBackend {
 }
 
 impl RedisBackend {
-    /// Connects to the servers, and fails if that does not succeed within
+    /// Opens a backend: connects to the servers, and fails if that does not succeed within
     /// [`retry_for`](RedisOptions::retry_for). Logs a warning if a server may evict messages.
     pub async fn open(options: RedisOptions) -> Result<Self> {
         let servers = Servers::new(&options)?;
@@ -64,7 +64,7 @@ impl RedisBackend {
         Ok(backend)
     }
 
-    /// Uses an existing client. Connects when first used.
+    /// Creates a backend on an existing client. Connects when first used.
     ///
     /// Fails outside of a Tokio runtime.
     pub fn from_client(client: Client) -> Result<Self> {
@@ -73,7 +73,7 @@ impl RedisBackend {
         Self::new(RetryingClient::new(Servers::One(Arc::new(node)), settings))
     }
 
-    /// Uses an existing connection, such as a
+    /// Creates a backend on an existing connection, such as a
     /// [`MultiplexedConnection`](redis::aio::MultiplexedConnection) or a connection manager, which is
     /// then shared.
     ///

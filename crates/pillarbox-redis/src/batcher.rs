@@ -1,10 +1,10 @@
 //! Coalescing of concurrent requests into one call.
 //!
 //! A batcher serves one kind of operation on one partition. Callers queue their requests and wait. One or
-//! two runners take whatever is queued, make one call of it, hand out the answers and look again. A caller
-//! that finds the batcher idle makes its own call, for itself alone: nobody depends on another caller's
-//! being polled. So a lone caller waits for nobody, and the more callers there are, the fewer calls each of
-//! them costs.
+//! two runners take all queued requests, make one call of them, distribute the answers and repeat. A caller
+//! that finds the batcher idle makes its own call, for its own request only: no caller depends on the
+//! polling of another. So a single caller never waits, and the number of calls per request falls as the number
+//! of callers rises.
 
 use std::collections::VecDeque;
 use std::pin::Pin;
@@ -65,12 +65,12 @@ pub(crate) struct Limits {
 pub(crate) struct Batcher<O: Operation> {
     runner: Arc<ScriptRunner>,
     /// Never locked across an await.
-    state: Mutex<State<O>>,
+    state: Mutex<BatcherState<O>>,
     room: Semaphore,
     limits: Limits,
 }
 
-struct State<O: Operation> {
+struct BatcherState<O: Operation> {
     queued: VecDeque<Queued<O>>,
     /// Callers that make no call at present.
     idle: Vec<Caller>,
@@ -91,7 +91,7 @@ type Answered<O> = oneshot::Sender<Result<<O as Operation>::Answer>>;
 type Batch<O> = (Caller, Vec<<O as Operation>::Request>, Vec<Answered<O>>);
 
 /// The way in which a request is served.
-enum Admission<O: Operation> {
+enum Route<O: Operation> {
     /// By the caller itself, since nothing else is under way.
     Direct(Caller, O::Request),
     /// By a runner, which may have to be started.
@@ -100,8 +100,12 @@ enum Admission<O: Operation> {
 
 impl<O: Operation> Batcher<O> {
     pub(crate) fn new(runner: Arc<ScriptRunner>, limits: Limits) -> Arc<Self> {
-        let state =
-            State { queued: VecDeque::new(), idle: Vec::new(), running: 0, is_direct: false };
+        let state = BatcherState {
+            queued: VecDeque::new(),
+            idle: Vec::new(),
+            running: 0,
+            is_direct: false,
+        };
         let room = Semaphore::new(MAX_QUEUED);
         Arc::new(Self { runner, state: Mutex::new(state), room, limits })
     }
@@ -112,12 +116,12 @@ impl<O: Operation> Batcher<O> {
         if let Ok(permit) = self.room.acquire().await {
             permit.forget();
         }
-        match self.admit(request) {
-            Admission::Direct(caller, request) => {
+        match self.route(request) {
+            Route::Direct(caller, request) => {
                 self.room.add_permits(1);
-                CompleteOnDrop::new(&self.runner, self.clone().call_directly(caller, request)).await
+                ContinueOnDrop::new(&self.runner, self.clone().call_directly(caller, request)).await
             }
-            Admission::Queued(runner, answer) => {
+            Route::Queued(runner, answer) => {
                 if let Some(caller) = runner {
                     self.runner.context().spawn(self.clone().run(caller));
                 }
@@ -126,13 +130,14 @@ impl<O: Operation> Batcher<O> {
         }
     }
 
-    fn admit(&self, request: O::Request) -> Admission<O> {
+    fn route(&self, request: O::Request) -> Route<O> {
         let mut state = lock(&self.state);
-        let caller =
-            |state: &mut State<O>| state.idle.pop().unwrap_or_else(|| self.runner.new_caller());
+        let caller = |state: &mut BatcherState<O>| {
+            state.idle.pop().unwrap_or_else(|| self.runner.new_caller())
+        };
         if state.running == 0 && !state.is_direct {
             state.is_direct = true;
-            return Admission::Direct(caller(&mut state), request);
+            return Route::Direct(caller(&mut state), request);
         }
         let (answer, answered) = oneshot::channel();
         state.queued.push_back(Queued { request, answer });
@@ -140,7 +145,7 @@ impl<O: Operation> Batcher<O> {
             state.running += 1;
             caller(&mut state)
         });
-        Admission::Queued(runner, answered)
+        Route::Queued(runner, answered)
     }
 
     /// Makes the call of one request, which saves a switch of tasks.
@@ -216,21 +221,21 @@ impl<O: Operation> Batcher<O> {
     }
 }
 
-/// A call that goes on as a task if its future is dropped: others may depend on what it leaves behind.
+/// A call that continues as a task if its future is dropped: other calls may depend on its effects.
 /// Closing waits for it in both cases.
-struct CompleteOnDrop<'a, T: Send + 'static> {
+struct ContinueOnDrop<'a, T: Send + 'static> {
     runner: &'a ScriptRunner,
     call: Option<BoxFuture<'static, T>>,
     _token: TaskTrackerToken,
 }
 
-impl<'a, T: Send + 'static> CompleteOnDrop<'a, T> {
+impl<'a, T: Send + 'static> ContinueOnDrop<'a, T> {
     fn new(runner: &'a ScriptRunner, call: impl Future<Output = T> + Send + 'static) -> Self {
         Self { runner, call: Some(Box::pin(call)), _token: runner.context().token() }
     }
 }
 
-impl<T: Send + 'static> Future for CompleteOnDrop<'_, T> {
+impl<T: Send + 'static> Future for ContinueOnDrop<'_, T> {
     type Output = T;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<T> {
@@ -243,7 +248,7 @@ impl<T: Send + 'static> Future for CompleteOnDrop<'_, T> {
     }
 }
 
-impl<T: Send + 'static> Drop for CompleteOnDrop<'_, T> {
+impl<T: Send + 'static> Drop for ContinueOnDrop<'_, T> {
     fn drop(&mut self) {
         if let Some(call) = self.call.take() {
             self.runner.context().spawn(async move { drop(call.await) });

@@ -23,7 +23,7 @@ use crate::waiting::{POLL_INTERVAL, Subscriptions, WaitedPartitions};
 pub(crate) static REGISTRY_ROUTE: LazyLock<Route<'static>> =
     LazyLock::new(|| Route::Slot(slot(REGISTRY)));
 
-/// What all queues of a backend share.
+/// State shared by all queues of a backend.
 pub(crate) struct BackendContext {
     pub(crate) client: Arc<RetryingClient>,
     pub(crate) confirmations: Confirmations,
@@ -174,7 +174,7 @@ pub(crate) fn publish_problem() -> String {
     )
 }
 
-/// What to do about it.
+/// Advice for it.
 pub(crate) const PUBLISH_ADVICE: &str =
     "give the user the commands spublish and publish, and channels {queue:*";
 

@@ -9,7 +9,7 @@ use redis::{ErrorKind, RedisError, ServerErrorKind};
 /// Result of a call.
 pub(crate) type Result<T, E = Failure> = std::result::Result<T, E>;
 
-/// Why a call failed: a permanent error, or a transient one that outlasted its retries.
+/// Failure of a call: a permanent error, or a transient one that outlasted its retries.
 #[derive(Debug, Clone, thiserror::Error)]
 pub(crate) enum Failure {
     #[error("{endpoint} cannot be used: {text}{}", advice(.text))]
@@ -46,7 +46,7 @@ pub(crate) enum Failure {
     Closed,
 }
 
-/// What to do after an error.
+/// Reaction to an error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Recovery {
     /// Retry with the text of the script: the server does not know it.
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_are_told_apart_on_new_servers_and_old_ones() {
+    fn errors_are_distinguished_on_new_and_old_servers() {
         for (line, recovery) in [
             ("NOSCRIPT No matching script.", Recovery::SendScript),
             ("LOADING Redis is loading the dataset in memory", Recovery::Wait),

@@ -164,7 +164,7 @@ impl Operation for Receives {
         let wanted = requests.iter().map(|request| request.max).sum();
         let nonces: Vec<_> = (0..wanted).map(|_| Nonce::random_with_mark(runner.number)).collect();
         let lease = requests.iter().map(|request| request.visibility).max().unwrap_or_default();
-        // The record is needed for as long as the deliveries can be released.
+        // The record is needed until the deliveries can no longer be released.
         let record_ttl = lease.max(runner.context().client.settings.record_ttl());
         let reply = runner.run_remembered(&scripts::RECEIVE, caller, record_ttl, |command| {
             command.arg(wanted).arg(requests.len());

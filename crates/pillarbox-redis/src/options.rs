@@ -34,7 +34,7 @@ pub struct RedisOptions {
     pub(crate) settings: Settings,
 }
 
-/// How the servers are found.
+/// Way in which the servers are found.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) enum Topology {
     /// One server.
@@ -315,10 +315,9 @@ impl RedisOptions {
         self
     }
 
-    /// Lets the server delete a queue, **with all its messages**, when nothing was sent, received or
-    /// settled for this long, unless the queue is opened with
-    /// [another time](pillarbox_core::QueueOptions::default_ttl). Defaults to never, which is also what
-    /// zero means.
+    /// Sets the time without a send, receive or settle after which the server deletes a queue, **with all its
+    /// messages**, unless the queue is opened with [another
+    /// time](pillarbox_core::QueueOptions::default_ttl). Defaults to never, which zero means, too.
     pub fn default_ttl(mut self, time: Duration) -> Self {
         self.settings.default_ttl = Some(time.min(MAX_TTL)).filter(|time| !time.is_zero());
         self
@@ -331,8 +330,8 @@ impl RedisOptions {
         self
     }
 
-    /// Answers a send or a settle only when this number of replicas has confirmed it; if they do not in
-    /// time, it is an error although the primary has done it. Defaults to zero replicas: the primary
+    /// Sets the number of replicas that must confirm a send or a settle before it is answered; if they do
+    /// not in time, it is an error although the primary has done it. Defaults to zero replicas: the primary
     /// answers, and replicates afterwards.
     ///
     /// Concurrent calls are confirmed together (one `WAIT`), and receives do not wait for it. What it does
@@ -342,7 +341,7 @@ impl RedisOptions {
         self
     }
 
-    /// Spreads every queue that is used over at least this number of partitions, as
+    /// Sets the minimum number of partitions of every queue that is used, as
     /// [`QueueOptions::partitions`](pillarbox_core::QueueOptions::partitions) does for one. Defaults to 1;
     /// at most 1,000.
     pub fn partitions(mut self, partitions: u32) -> Self {
@@ -350,13 +349,13 @@ impl RedisOptions {
         self
     }
 
-    /// Trusts the certificates of this file, in PEM format, instead of those of the machine.
+    /// Sets a file of trusted certificates, in PEM format. Defaults to the certificates of the machine.
     pub fn ca_file(mut self, path: impl AsRef<Path>) -> Self {
         self.tls.ca = Some(path.as_ref().to_owned());
         self
     }
 
-    /// Presents a client certificate to the server. Both files are in PEM format.
+    /// Sets the client certificate and its key, both files in PEM format. Defaults to none.
     pub fn certificate(mut self, certificate: impl AsRef<Path>, key: impl AsRef<Path>) -> Self {
         self.tls.certificate = Some(certificate.as_ref().to_owned());
         self.tls.key = Some(key.as_ref().to_owned());

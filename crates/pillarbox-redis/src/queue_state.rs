@@ -28,13 +28,13 @@ const LAYOUT_TIMEOUT: Duration = Duration::from_secs(1);
 /// Minimum interval between attempts to remove partitions that are no longer sent to.
 const NARROW_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Interval at which a queue that is sent to is put on the list of queues again. See `Backend::queues`.
+/// Interval at which a queue that is sent to is added to the list of queues again. See `Backend::queues`.
 const REGISTER_INTERVAL: Duration = Duration::from_secs(600);
 
 /// Time that a send waits for that. The list may be on another server than the queue, which may be down.
 const REGISTER_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// What this process knows of one queue.
+/// Knowledge of this process about one queue.
 pub(crate) struct QueueState {
     pub(crate) name: QueueName,
     pub(crate) context: Arc<BackendContext>,
@@ -56,9 +56,9 @@ pub(crate) struct QueueState {
 enum Registration {
     #[default]
     Missing,
-    /// A task puts it there, and nobody waits for that.
+    /// A task adds it in the background, and no call waits for that.
     InBackground,
-    /// It was put there at this time.
+    /// It was added at this time.
     Done(Instant),
 }
 

@@ -21,12 +21,12 @@ pub(crate) struct ReplyReader {
     endpoint: Arc<str>,
 }
 
-/// What a script reports beside its answers.
+/// Flags that a script reports beside its answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Flags {
     /// The queue was created by this call, or the partition is not enlisted.
     pub(crate) must_enlist: bool,
-    /// The user may not publish, and nobody was woken.
+    /// The user may not publish, and no waiter was woken.
     pub(crate) publish_failed: bool,
 }
 

@@ -1,4 +1,4 @@
-//! Running the scripts of one partition, and releasing deliveries that nobody has received.
+//! Running the scripts of one partition, and releasing deliveries that no caller has received.
 
 use std::fmt;
 use std::sync::{Arc, Mutex};
@@ -126,7 +126,7 @@ impl ScriptRunner {
         else {
             return self.run(script, caller, arguments).await;
         };
-        // A script remembers whatever it answers to a caller that has an unanswered call.
+        // A script records every answer to a caller that has an unanswered call.
         let caller = &Caller { has_unanswered: true, key: caller.key.clone(), ..*caller };
         let end = Instant::now() + client.settings.retry_for;
         let mut delay = retry_delay();
@@ -170,7 +170,7 @@ impl ScriptRunner {
         Ok(())
     }
 
-    /// Releases deliveries that nobody has received, in the background.
+    /// Releases deliveries that no caller has received, in the background.
     pub(crate) fn release(self: Arc<Self>, deliveries: Vec<Delivery>) {
         let context = self.context().clone();
         context.spawn(async move {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use pillarbox_core::clock;
-use pillarbox_core::lease::{Full, Stale};
+use pillarbox_core::ledger::{Full, Stale};
 use pillarbox_core::{
     Backend, BoxFuture, Capabilities, Clock, Counts, Cursor, Delivery, Diagnosis, Error, Gate,
     Outgoing, PeekPage, Queue, QueueName, QueueOptions, Receive, Result, Sent, Settle, Timestamp,

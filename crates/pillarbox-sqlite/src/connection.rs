@@ -7,7 +7,7 @@ use rusqlite::{Connection, OpenFlags};
 
 use crate::failure::Failure;
 
-/// How long SQLite itself waits for a lock before the caller decides whether to go on.
+/// Time for which SQLite itself waits for a lock before the caller decides whether to continue.
 pub(crate) const BUSY_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Opens a read-only connection.

@@ -80,7 +80,7 @@ impl TrackedFile {
 /// The device and the inode of a file.
 type Identity = (u64, u64);
 
-/// What `stat` returns for a path.
+/// Result of `stat` for a path.
 pub(crate) struct FileInfo {
     identity: Identity,
     /// Number of hard links.

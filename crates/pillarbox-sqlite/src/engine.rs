@@ -74,12 +74,12 @@ pub(crate) struct Engine {
     pub(crate) files: Option<DatabaseFiles>,
     /// The key under which other backends find it. `None` if it is not shared.
     shared_as: Option<EngineKey>,
-    handles: Mutex<HashMap<QueueName, Handles>>,
+    handles: Mutex<HashMap<QueueName, OpenHandles>>,
 }
 
 /// The handles of a queue that this process has open.
 #[derive(Debug, Default)]
-struct Handles {
+struct OpenHandles {
     open: usize,
     /// Whether one of them was used for more than to read.
     used: bool,

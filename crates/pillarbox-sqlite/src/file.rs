@@ -12,7 +12,7 @@ use crate::connection::{BUSY_TIMEOUT, open_to_read};
 use crate::database_files::{DatabaseFiles, FileInfo, companion_path, create_options};
 use crate::failure::{Failure, is_damage};
 use crate::options::{FilePermissions, SqliteOptions};
-use crate::overwrite::{self, Handles, OverwriteDetector};
+use crate::overwrite::{self, ComparedFiles, OverwriteDetector};
 use crate::schema::{self, Content};
 use crate::write_lock::{LockWait, WriteGuard, lock_for_writing, open_lock_file};
 
@@ -21,7 +21,7 @@ const CACHE_KIB: i64 = 64 * 1024;
 /// Size to which a log that grew behind a slow reader is truncated.
 const LOG_LIMIT_BYTES: i64 = 64 << 20;
 
-/// Where the queues are stored.
+/// Place where the queues are stored.
 #[derive(Debug)]
 pub(crate) enum Storage {
     InMemory,
@@ -127,11 +127,11 @@ fn open_locked(
     files.check()?;
     let log = files.open_log()?;
     let detector = OverwriteDetector::default();
-    let handles = Handles { path: &files.database.path, lock, log: &log };
+    let compared = ComparedFiles { path: &files.database.path, lock, log: &log };
     if share_log(&log) {
-        detector.accept_current(handles, &connection);
+        detector.accept_current(compared, &connection);
     } else {
-        detector.check(files.check()?, handles, &connection)?;
+        detector.check(files.check()?, compared, &connection)?;
     }
     if content != Content::Ours(schema::VERSION) {
         wait.retry(|| schema::migrate(&mut connection))?;
@@ -224,7 +224,7 @@ impl OpenDatabase {
 
     /// Fails if the database or its log is not the one that this process has opened. Requires the write lock.
     pub(crate) fn check_content(&self, connection: &Connection) -> Result<(), Failure> {
-        self.detector.check(self.files.check()?, self.handles(), connection)
+        self.detector.check(self.files.check()?, self.compared_files(), connection)
     }
 
     /// Runs a checkpoint. Requires the write lock.
@@ -233,7 +233,7 @@ impl OpenDatabase {
         connection: &Connection,
         checkpoint: impl FnOnce() -> T,
     ) -> T {
-        self.detector.during_checkpoint(self.handles(), connection, checkpoint)
+        self.detector.during_checkpoint(self.compared_files(), connection, checkpoint)
     }
 
     /// Returns the size of the log in bytes.
@@ -241,8 +241,8 @@ impl OpenDatabase {
         self.log.metadata().map_or(0, |log| log.len())
     }
 
-    fn handles(&self) -> Handles<'_> {
-        Handles { path: &self.files.database.path, lock: &self.lock, log: &self.log }
+    fn compared_files(&self) -> ComparedFiles<'_> {
+        ComparedFiles { path: &self.files.database.path, lock: &self.lock, log: &self.log }
     }
 }
 
@@ -302,14 +302,14 @@ impl Storage {
         }
     }
 
-    /// To be called after each commit, with the write lock still held.
+    /// Records a commit. Must be called after each, with the write lock still held.
     pub(crate) fn after_commit(&self, connection: &Connection) {
         if let Self::File(file) = self {
-            file.detector.after_commit(file.handles(), connection);
+            file.detector.after_commit(file.compared_files(), connection);
         }
     }
 
-    /// To be called before the connection is closed. The last connection to close checkpoints the log, which must
+    /// Prepares for closing the connection. The last connection to close checkpoints the log, which must
     /// not happen if the database or the log was replaced. A log that was deleted is still complete, and is saved
     /// by that checkpoint.
     pub(crate) fn before_close(&self, connection: &Connection) {

@@ -46,7 +46,7 @@ pub enum FilePermissions {
 }
 
 impl SqliteOptions {
-    /// Options for the file at `path`, which is created if it does not exist.
+    /// Creates options for the file at `path`, which is created if it does not exist.
     pub fn new(path: impl AsRef<Path>) -> Self {
         let path = Some(path.as_ref().to_owned());
         Self {
@@ -58,7 +58,7 @@ impl SqliteOptions {
         }
     }
 
-    /// Options for queues in SQLite's own memory, private to the backend and gone when it is dropped.
+    /// Creates options for queues in SQLite's own memory, private to the backend and deleted when it is dropped.
     pub fn in_memory() -> Self {
         Self { path: None, ..Self::new("") }
     }

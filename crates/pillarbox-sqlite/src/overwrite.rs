@@ -20,7 +20,7 @@ use crate::database_files::{FileStamp, companion_path};
 use crate::failure::Failure;
 use crate::frames;
 
-/// How long to wait for another program to complete a checkpoint.
+/// Time to wait for another program to complete a checkpoint.
 const FOREIGN_CHECKPOINT_TIMEOUT: Duration = Duration::from_secs(3);
 /// Interval at which its progress is polled.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
@@ -39,7 +39,7 @@ pub(crate) struct OverwriteDetector {
 
 /// The files that are compared.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Handles<'a> {
+pub(crate) struct ComparedFiles<'a> {
     pub(crate) path: &'a Path,
     pub(crate) lock: &'a File,
     pub(crate) log: &'a File,
@@ -47,10 +47,10 @@ pub(crate) struct Handles<'a> {
 
 impl OverwriteDetector {
     /// Accepts the file as it is: no other process has it open. Requires the write lock.
-    pub(crate) fn accept_current(&self, handles: Handles<'_>, connection: &Connection) {
-        let progress = LogProgress::read(connection, handles.log);
-        if let Some(found) = FileStamp::at(handles.path) {
-            self.accept(found, progress, CheckpointRecord::Unknown, handles);
+    pub(crate) fn accept_current(&self, compared: ComparedFiles<'_>, connection: &Connection) {
+        let progress = LogProgress::read(connection, compared.log);
+        if let Some(found) = FileStamp::at(compared.path) {
+            self.accept(found, progress, CheckpointRecord::Unknown, compared);
         }
     }
 
@@ -64,7 +64,7 @@ impl OverwriteDetector {
     pub(crate) fn check(
         &self,
         found: FileStamp,
-        handles: Handles<'_>,
+        compared: ComparedFiles<'_>,
         connection: &Connection,
     ) -> Result<(), Failure> {
         if !self.is_changed(found) {
@@ -73,12 +73,12 @@ impl OverwriteDetector {
         let end = Instant::now() + FOREIGN_CHECKPOINT_TIMEOUT;
         loop {
             // Before the file: a checkpoint in between then explains a later change of the file.
-            let progress = LogProgress::read(connection, handles.log);
-            let Some(found) = FileStamp::at(handles.path) else { return Err(Failure::Replaced) };
-            let record = CheckpointRecord::read(handles.lock);
+            let progress = LogProgress::read(connection, compared.log);
+            let Some(found) = FileStamp::at(compared.path) else { return Err(Failure::Replaced) };
+            let record = CheckpointRecord::read(compared.lock);
             let (stamp, recorded, is_reported) = match record {
                 CheckpointRecord::Unknown => {
-                    self.accept(found, progress, record, handles);
+                    self.accept(found, progress, record, compared);
                     return Ok(());
                 }
                 CheckpointRecord::Known(stamp, recorded) => (stamp, recorded, false),
@@ -87,14 +87,14 @@ impl OverwriteDetector {
             let is_explained =
                 stamp == found || progress.is_some_and(|now| recorded.may_have_advanced(now));
             let is_late = is_reported || Instant::now() >= end;
-            if is_explained || (is_late && recorded.explains(handles.path, handles.log)) {
-                self.accept(found, progress, record, handles);
+            if is_explained || (is_late && recorded.explains(compared.path, compared.log)) {
+                self.accept(found, progress, record, compared);
                 return Ok(());
             }
             if is_late {
                 self.is_overwritten.set(true);
-                CheckpointRecord::Overwritten(stamp, recorded).write(handles.lock);
-                return Err(Failure::Overwritten(handles.path.to_owned()));
+                CheckpointRecord::Overwritten(stamp, recorded).write(compared.lock);
+                return Err(Failure::Overwritten(compared.path.to_owned()));
             }
             std::thread::sleep(POLL_INTERVAL);
         }
@@ -104,25 +104,25 @@ impl OverwriteDetector {
     /// next one finds no record and draws no conclusion.
     pub(crate) fn during_checkpoint<T>(
         &self,
-        handles: Handles<'_>,
+        compared: ComparedFiles<'_>,
         connection: &Connection,
         checkpoint: impl FnOnce() -> T,
     ) -> T {
-        CheckpointRecord::Unknown.write(handles.lock);
+        CheckpointRecord::Unknown.write(compared.lock);
         let done = checkpoint();
-        self.accept_current(handles, connection);
+        self.accept_current(compared, connection);
         done
     }
 
     /// Records that the log was restarted, if it was. To be called after each commit, with the write lock still
     /// held.
-    pub(crate) fn after_commit(&self, handles: Handles<'_>, connection: &Connection) {
+    pub(crate) fn after_commit(&self, compared: ComparedFiles<'_>, connection: &Connection) {
         if !self.is_log_at_end.get() {
             return;
         }
-        let progress = LogProgress::read(connection, handles.log);
-        if let Some(found) = FileStamp::at(handles.path).filter(|found| !self.is_changed(*found)) {
-            self.accept(found, progress, CheckpointRecord::Unknown, handles);
+        let progress = LogProgress::read(connection, compared.log);
+        if let Some(found) = FileStamp::at(compared.path).filter(|found| !self.is_changed(*found)) {
+            self.accept(found, progress, CheckpointRecord::Unknown, compared);
         }
     }
 
@@ -137,7 +137,7 @@ impl OverwriteDetector {
         found: FileStamp,
         progress: Option<LogProgress>,
         record: CheckpointRecord,
-        handles: Handles<'_>,
+        compared: ComparedFiles<'_>,
     ) {
         self.accepted.set(Some(found));
         self.is_overwritten.set(false);
@@ -147,7 +147,7 @@ impl OverwriteDetector {
                 let record = progress.map_or(CheckpointRecord::Unknown, |progress| {
                     CheckpointRecord::Known(found, progress)
                 });
-                record.write(handles.lock);
+                record.write(compared.lock);
                 record
             }
         };

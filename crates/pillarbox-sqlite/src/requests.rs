@@ -6,7 +6,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use pillarbox_core::internal::{Locked, lock};
-use pillarbox_core::lease::{Full, Stale};
+use pillarbox_core::ledger::{Full, Stale};
 use pillarbox_core::{
     Counts, Delivery, Outgoing, PeekPage, QueueName, Receipt, Receive, Result, Settle,
 };
@@ -19,7 +19,7 @@ use crate::store::PeekFrom;
 const MAX_REQUESTS: usize = 4096;
 /// Size of message bodies at which a batch is full.
 const MAX_BATCH_BYTES: usize = 8 << 20;
-/// How long the writer waits, when closed, for callers that are about to take their deliveries.
+/// Time for which the writer waits, when closed, for callers that are about to take their deliveries.
 const CLOSE_GRACE: Duration = Duration::from_millis(500);
 
 /// One call on one queue.

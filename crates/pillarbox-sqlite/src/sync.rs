@@ -161,7 +161,7 @@ impl SyncState {
 #[cfg(test)]
 mod tests {
     use pillarbox_core::Counts;
-    use pillarbox_core::lease::Full;
+    use pillarbox_core::ledger::Full;
     use tokio::sync::oneshot;
 
     use super::*;

@@ -76,7 +76,7 @@
 //!
 //! [`TransactionBehavior::Immediate`]: rusqlite::TransactionBehavior::Immediate
 
-use pillarbox_core::lease::Stale;
+use pillarbox_core::ledger::Stale;
 use pillarbox_core::{
     Capabilities, Error, Leased, Mailbox, MessageId, Outgoing, QueueName, Receipt, Result,
     SendOptions, Sent, Settle, SettleAction, Timestamp,

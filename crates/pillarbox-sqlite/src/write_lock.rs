@@ -10,9 +10,9 @@ use crate::database_files::{companion_path, create_options};
 use crate::failure::Failure;
 use crate::options::FilePermissions;
 
-/// How long another program may keep the database locked before the wait fails.
+/// Time for which another program may keep the database locked before the wait fails.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(60);
-/// How long it may do so before a warning is logged.
+/// Time after which a warning is logged.
 const LOCK_WARNING: Duration = Duration::from_secs(5);
 
 /// The right to write, released when dropped.
@@ -81,7 +81,7 @@ pub(crate) fn open_lock_file(path: &Path, permissions: FilePermissions) -> Resul
     let is_new = !name.exists();
     let lock = create_options(permissions).open(&name);
     let lock = lock.map_err(|error| Failure::CompanionFile(name, Arc::new(error)))?;
-    // Whoever may write the database may lock it. SQLite does the same for its own files.
+    // Every user who may write the database may lock it. SQLite does the same for its own files.
     if is_new && let Ok(database) = fs::metadata(path) {
         let _ = lock.set_permissions(database.permissions());
         #[cfg(unix)]

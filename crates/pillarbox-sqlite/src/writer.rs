@@ -76,7 +76,7 @@ struct Writer<'c> {
 }
 
 impl<'c> Writer<'c> {
-    /// Returns how long to sleep if no request comes. `None` for no limit.
+    /// Returns the time to sleep if no request comes. `None` for no limit.
     fn idle_timeout(&mut self) -> Option<Duration> {
         if self.has_garbage() {
             return Some(self.reclaim_at.saturating_duration_since(Instant::now()));

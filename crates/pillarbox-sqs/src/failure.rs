@@ -282,7 +282,7 @@ mod tests {
             endpoint: "eu-west-1",
             creates: false,
         };
-        let failure = |reason| Failure { reason, text: "said".to_owned() };
+        let failure = |reason| Failure { reason, text: "reply".to_owned() };
         let text = |reason| failure(reason).into_error(&context, "send").to_string();
         assert_eq!(
             text(Reason::NoQueue),
@@ -293,7 +293,7 @@ mod tests {
         let text_if_creating = failure(Reason::NoQueue).into_error(&creating, "count").to_string();
         assert!(!text_if_creating.contains("create=true"), "{text_if_creating}");
         let credentials = text(Reason::Credentials);
-        assert!(credentials.contains("SQS at eu-west-1: said; check AWS_ACCESS_KEY_ID"));
+        assert!(credentials.contains("SQS at eu-west-1: reply; check AWS_ACCESS_KEY_ID"));
         assert!(text(Reason::Unreachable).contains("check the region or the endpoint"));
         assert!(text(Reason::OverLimit).contains("20000 messages in flight"));
         let receipt: Receipt = "handle".parse().unwrap();

@@ -14,7 +14,7 @@ const MAX_DELAY: Duration = Duration::from_secs(900);
 pub(crate) const MAX_ATTRIBUTES: usize = 10;
 /// Largest number of characters in the name of a queue, `.fifo` included.
 pub(crate) const MAX_NAME: usize = 80;
-/// How long a FIFO queue stores a deduplication id.
+/// Time for which a FIFO queue stores a deduplication id.
 const DEDUPLICATION: Duration = Duration::from_secs(300);
 /// Largest number of messages in flight. (A FIFO queue that reaches it returns no error, and delivers no more.)
 pub(crate) const MAX_IN_FLIGHT: u64 = 120_000;

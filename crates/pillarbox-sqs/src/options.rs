@@ -65,7 +65,8 @@ impl Default for SqsOptions {
 }
 
 impl SqsOptions {
-    /// Options for AWS, in the region of the environment or the profile, without a prefix. Missing queues are not created.
+    /// Creates options for AWS, in the region of the environment or the profile, without a prefix. Missing queues are not
+    /// created.
     pub fn new() -> Self {
         let usage = Usage {
             prefix: String::new(),
@@ -151,13 +152,13 @@ impl SqsOptions {
         }
     }
 
-    /// Sets the region.
+    /// Sets the region. Defaults to that of the environment or the profile.
     pub fn region(mut self, region: impl Into<String>) -> Self {
         self.region = Some(region.into());
         self
     }
 
-    /// Sets an endpoint other than AWS's own for the region, such as `http://127.0.0.1:5000`.
+    /// Sets the endpoint, such as `http://127.0.0.1:5000`. Defaults to that of AWS for the region.
     pub fn endpoint(mut self, url: impl Into<String>) -> Self {
         self.endpoint = Some(url.into());
         self

@@ -84,12 +84,12 @@ impl Polls {
         let state = Mutex::new(State::Attached);
         let poll = Arc::new(Poll { request, state, completed: Notify::new() });
         let service = &self.service;
-        let task = self.clone().run(CompleteOnDrop(poll.clone()), wait);
+        let task = self.clone().run(FailOnDrop(poll.clone()), wait);
         service.tasks.spawn_on(task, &service.runtime);
         Waiter { polls: self.clone(), poll }
     }
 
-    async fn run(self: Arc<Self>, complete_on_drop: CompleteOnDrop, wait: Duration) {
+    async fn run(self: Arc<Self>, complete_on_drop: FailOnDrop, wait: Duration) {
         let poll = &complete_on_drop.0;
         let result = self.call(poll.request, wait).await;
         let unclaimed = poll.complete(result);
@@ -231,7 +231,7 @@ impl Poll {
     }
 }
 
-/// What a waiter that is dropped leaves behind.
+/// State that a dropped waiter leaves behind.
 enum Detached {
     /// A request without a response yet.
     InProgress,
@@ -274,9 +274,9 @@ impl Drop for Waiter {
 
 /// Completes a poll with an error if its task ends without a result, by a panic or because its runtime has shut down,
 /// so that no waiter waits forever.
-struct CompleteOnDrop(Arc<Poll>);
+struct FailOnDrop(Arc<Poll>);
 
-impl Drop for CompleteOnDrop {
+impl Drop for FailOnDrop {
     fn drop(&mut self) {
         drop(self.0.complete(Err(Failure::runtime_gone())));
     }
@@ -312,7 +312,7 @@ mod tests {
     #[test]
     fn a_poll_whose_task_is_gone_completes_with_an_error() {
         let poll = Arc::new(poll());
-        drop(CompleteOnDrop(poll.clone()));
+        drop(FailOnDrop(poll.clone()));
         assert!(poll.take().is_some_and(|result| result.is_err()));
     }
 }

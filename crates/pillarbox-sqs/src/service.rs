@@ -62,7 +62,7 @@ impl Target {
     }
 }
 
-/// What to do if a queue does not exist.
+/// Reaction to a queue that does not exist.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum IfMissing {
     /// Create it, if the options allow that.

@@ -510,7 +510,7 @@ mod tests {
 
     #[tokio::test]
     #[should_panic(expected = "was delivered 2 times and has a delivery count of 0")]
-    async fn nor_may_it_fall_while_nobody_looks() {
+    async fn a_stored_delivery_count_must_not_fall() {
         let queue = empty_queue();
         let id = queue.send(vec![Outgoing::new("x")]).await.unwrap().remove(0).unwrap().id;
         let mut record = Record::new();

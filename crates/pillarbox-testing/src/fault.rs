@@ -52,7 +52,7 @@ pub struct Faults {
 }
 
 impl Faults {
-    /// No faults.
+    /// Creates a set of faults that is empty.
     pub const fn none() -> Self {
         Self {
             fail_before: 0.0,
@@ -142,18 +142,18 @@ impl Faults {
 pub struct FaultQueue {
     inner: Arc<dyn Queue>,
     faults: Faults,
-    state: Mutex<State>,
+    state: Mutex<FaultState>,
 }
 
 #[derive(Debug)]
-struct State {
+struct FaultState {
     random: StdRng,
     scripted: VecDeque<(Operation, Fault)>,
     injected: u64,
 }
 
 impl FaultQueue {
-    /// Wraps a queue. The same seed and the same calls give the same faults.
+    /// Creates a wrapper of a queue. The same seed and the same calls give the same faults.
     ///
     /// # Panics
     ///
@@ -163,7 +163,7 @@ impl FaultQueue {
         let sum: f64 = each.iter().sum();
         assert!(each.iter().all(|p| (0.0..=1.0).contains(p)) && sum <= 1.0, "{faults:?}");
         let random = StdRng::seed_from_u64(seed);
-        let state = Mutex::new(State { random, scripted: VecDeque::new(), injected: 0 });
+        let state = Mutex::new(FaultState { random, scripted: VecDeque::new(), injected: 0 });
         Arc::new(Self { inner, faults, state })
     }
 

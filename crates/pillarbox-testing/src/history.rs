@@ -31,7 +31,7 @@ use std::time::{Duration, SystemTime};
 use pillarbox_core::{Delivery, MessageId, Receipt, SettleAction};
 use tokio::time::Instant;
 
-/// What clients observed of one queue.
+/// Record of what clients observed of one queue.
 #[derive(Debug, Default)]
 pub struct History {
     sent: HashSet<MessageId>,
@@ -541,7 +541,7 @@ mod tests {
     const NACK: SettleAction = SettleAction::Nack { delay: Duration::ZERO };
 
     #[test]
-    fn a_good_history_is_summed_up() {
+    fn a_valid_history_is_summarized() {
         let (mut h, first) = Builder::delivered();
         h.settle(&first, 40, ACK, Outcome::Refused);
         let second = h.deliver(41, 2);
@@ -662,7 +662,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_clock_that_was_set_explains_is_no_violation_and_no_more() {
+    fn a_clock_that_was_set_excuses_only_what_it_explains() {
         let ten_seconds = Duration::from_secs(10);
         for (second, is_explained) in [(21, true), (19, false)] {
             for forwards in [true, false] {
@@ -678,7 +678,7 @@ mod tests {
     }
 
     #[test]
-    fn counts_that_run_against_time_are_found() {
+    fn counts_that_fall_over_time_are_found() {
         let mut h = Builder::new();
         h.deliver(40, 1);
         h.deliver(0, 2);
@@ -686,7 +686,7 @@ mod tests {
     }
 
     #[test]
-    fn lost_answers_are_allowed_for_where_they_are_noted() {
+    fn lost_answers_are_excused_where_they_are_recorded() {
         let mut h = Builder::new();
         h.history.sent.clear();
         let third = h.deliver(0, 3);
@@ -726,7 +726,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_replaced_server_has_undone_is_counted() {
+    fn effects_that_a_replaced_server_has_undone_are_counted() {
         let undone = |h: &Builder| h.history.check(&HashSet::new()).unwrap().undone;
         let mut h = Builder::new();
         h.replaced(50);
@@ -749,7 +749,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_replaced_server_does_not_explain_is_found() {
+    fn violations_that_a_replaced_server_does_not_explain_are_found() {
         // All of it happened before.
         let (mut h, first) = Builder::delivered();
         h.settle(&first, 1, ACK, Outcome::Done);
@@ -770,7 +770,7 @@ mod tests {
     }
 
     #[test]
-    fn a_message_that_nobody_sent_is_found() {
+    fn a_message_that_was_never_sent_is_found() {
         let mut h = Builder::new();
         h.history.sent.clear();
         h.deliver(0, 1);

@@ -15,7 +15,7 @@
 //! | start a private Redis server, cluster or set of sentinels | [`server`] |
 //!
 //! Test doubles are queues like any other, behind the one [`Mailbox`](pillarbox_core::Mailbox)
-//! type: code under test cannot tell the difference.
+//! type: code under test cannot distinguish them from real ones.
 
 pub mod campaign;
 pub mod conformance;

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use crate::campaign::Record;
 
-/// Environment variables by which the parent tells the child where to work (a URL or path) and what to do.
+/// Environment variables by which the parent passes the place of work (a URL or path) and the task to the child.
 const PLACE: &str = "PILLARBOX_CHILD_PLACE";
 const TASK: &str = "PILLARBOX_TASK";
 
@@ -64,12 +64,12 @@ impl Child {
         self.process.id()
     }
 
-    /// Returns the number of lines it has [reported](say) that start with `start`.
-    pub fn said(&self, start: &str) -> usize {
+    /// Returns the number of lines it has [reported](report) that start with `start`.
+    pub fn reported(&self, start: &str) -> usize {
         self.lines.lock().expect("lines").iter().filter(|line| line.starts_with(start)).count()
     }
 
-    /// Waits until it has [reported](say) more than `count` lines that start with `start`.
+    /// Waits until it has [reported](report) more than `count` lines that start with `start`.
     ///
     /// # Panics
     ///
@@ -77,7 +77,7 @@ impl Child {
     #[track_caller]
     pub fn wait_for(&self, start: &str, count: usize) {
         let end = Instant::now() + Duration::from_secs(60);
-        while self.said(start) <= count {
+        while self.reported(start) <= count {
             assert!(
                 Instant::now() < end,
                 "the child did not report more than {count} lines {start:?}"
@@ -176,11 +176,11 @@ pub fn assignment() -> Option<(String, String)> {
 }
 
 /// Reports a line to the parent, in one write, so that a kill does not cut it.
-pub fn say(line: &str) {
+pub fn report(line: &str) {
     let mut out = std::io::stdout().lock();
     // The test harness may have left a line unfinished.
-    let said = out.write_all(format!("\n@ {line}\n").as_bytes()).and_then(|()| out.flush());
-    if said.is_err() {
+    let written = out.write_all(format!("\n@ {line}\n").as_bytes()).and_then(|()| out.flush());
+    if written.is_err() {
         std::process::exit(1);
     }
 }

@@ -21,7 +21,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use pillarbox_core::lease::{Ledger, Stale};
+use pillarbox_core::ledger::{Ledger, Stale};
 use pillarbox_core::{
     Delivery, Error, MessageId, MessageState, Nonce, Outgoing, Queue, RawMessage, Receipt, Receive,
     Settle, SettleAction, Timestamp,

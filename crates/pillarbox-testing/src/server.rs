@@ -1,7 +1,7 @@
 //! Real servers of the Redis family and of SQS, each on a free port, in its own directory.
 //!
-//! A server lives as long as its [`RedisServer`] or [`SqsServer`], and never longer than the process that
-//! started it, however that ends: it is started with `setpriv --pdeathsig KILL`. That signal is sent when
+//! A server runs until its [`RedisServer`] or [`SqsServer`] is dropped or the process that started it ends,
+//! in any way: it is started with `setpriv --pdeathsig KILL`. That signal is sent when
 //! the *thread* that started it ends, and a test's thread ends with the test; hence each server is started
 //! by a dedicated thread.
 //!
@@ -85,7 +85,7 @@ impl Flavour {
     }
 
     /// Whether its program is installed.
-    pub fn is_here(self) -> bool {
+    pub fn is_installed(self) -> bool {
         self.program().is_some()
     }
 
@@ -494,7 +494,7 @@ impl Drop for RedisServer {
     }
 }
 
-/// The thread that starts a server, and lives as long as it.
+/// The thread that starts a server, and ends with it.
 #[derive(Debug)]
 struct StarterThread {
     /// `None` once the thread must end.
@@ -737,7 +737,7 @@ mod tests {
 
     #[test]
     fn every_installed_flavour_starts() {
-        for flavour in Flavour::ALL.into_iter().filter(|flavour| flavour.is_here()) {
+        for flavour in Flavour::ALL.into_iter().filter(|flavour| flavour.is_installed()) {
             let server = RedisServer::builder().flavour(flavour).setting("hz", "20").start();
             assert_eq!(server.command(&["CONFIG", "GET", "hz"]), "hz\n20", "{flavour:?}");
         }
@@ -772,9 +772,9 @@ mod tests {
             .stdout(Stdio::piped())
             .spawn()
             .expect("an owner");
-        let said = BufReader::new(owner.stdout.take().expect("its output"));
-        let mut said = said.lines().map_while(Result::ok);
-        let pid = said.find_map(|line| Some(line.strip_prefix("server ")?.to_owned()));
+        let lines = BufReader::new(owner.stdout.take().expect("its output"));
+        let mut lines = lines.lines().map_while(Result::ok);
+        let pid = lines.find_map(|line| Some(line.strip_prefix("server ")?.to_owned()));
         let stat = format!("/proc/{}/stat", pid.expect("the number of its server"));
         // A process that has ended and was not waited for is a zombie, Z.
         let runs = || fs::read_to_string(&stat).is_ok_and(|stat| !stat.contains(") Z "));

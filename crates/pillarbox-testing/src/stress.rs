@@ -123,7 +123,7 @@ impl Consumer {
         // Long enough for every lease and delay to end many times over.
         let timeout = (self.visibility * 50).max(Duration::from_secs(5));
         let mut progress = Instant::now();
-        // Where nothing comes any more, stop: the check of the history says what is lost.
+        // Stop when no message comes: the check of the history reports what is lost.
         while acknowledged.load(Ordering::Relaxed) < messages && progress.elapsed() < timeout {
             let request = Receive::up_to(self.random.random_range(1..=10))
                 .visibility(self.visibility)

@@ -125,7 +125,7 @@ impl Subject {
         }
     }
 
-    /// Keeps a value alive as long as the subject, such as a directory or a server.
+    /// Keeps a value alive until the subject is dropped, such as a directory or a server.
     #[must_use]
     pub fn keeping(mut self, something: impl Any + Send + Sync) -> Self {
         self.kept_alive = Some(Box::new(something));

@@ -44,18 +44,18 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("health  {}", serde_json::to_string(&health)?);
 
     let server = is_fixed.clone();
-    let consumer = DlqConsumer::new(dead.clone(), move |letter: DeadLetter<String>| {
+    let consumer = DlqConsumer::new(dead.clone(), move |dead_letter: DeadLetter<String>| {
         let server = server.clone();
         async move {
             println!(
                 "ALERT   {} of {} failed {} times: {} ({})",
-                letter.message_id,
-                letter.source_mailbox,
-                letter.delivery_count,
-                letter.last_error,
-                letter.last_error_type
+                dead_letter.message_id,
+                dead_letter.source_mailbox,
+                dead_letter.delivery_count,
+                dead_letter.last_error,
+                dead_letter.last_error_type
             );
-            if letter.failure == FailureKind::Timeout {
+            if dead_letter.failure == FailureKind::Timeout {
                 server.store(true, Ordering::Relaxed);
                 DlqAction::replay()
             } else {

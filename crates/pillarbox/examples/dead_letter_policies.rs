@@ -90,8 +90,8 @@ async fn main() -> anyhow::Result<()> {
     let dead: Mailbox<DeadLetter<Charge>> = backend.mailbox("charges-dlq")?;
     for mailbox in [&dead, &fraud] {
         println!("in {}:", mailbox.name());
-        for letter in mailbox.peek(10).await? {
-            let DeadLetter { body, info, .. } = letter.body?;
+        for dead_letter in mailbox.peek(10).await? {
+            let DeadLetter { body, info, .. } = dead_letter.body?;
             let (deliveries, error, chain) =
                 (info.delivery_count, info.last_error, info.error_chain);
             println!("  {:8} after {deliveries}: {error}, {chain:?}", body.customer);

@@ -126,16 +126,16 @@ async fn by_enum(backend: &Mailboxes) -> pillarbox::Result<()> {
     report(&stats);
     assert_eq!((stats.succeeded, stats.dead_lettered, stats.parked), (2, 1, 0));
 
-    for letter in dead.receive(Receive::one()).await? {
-        let DeadLetter { body, info, .. } = letter.body();
+    for dead_letter in dead.receive(Receive::one()).await? {
+        let DeadLetter { body, info, .. } = dead_letter.body();
         println!("  dead letter: {body:?}: {}", info.last_error);
         assert!(matches!(body, NewerJob::Fax(_)) && info.last_error.contains("fax"), "{info:?}");
-        letter.acknowledge().await?;
+        dead_letter.acknowledge().await?;
     }
     Ok(())
 }
 
-/// Waits until this number of deliveries has ended, in whatever way.
+/// Waits until this number of deliveries has ended, in any way.
 async fn count(mut events: Events, mut deliveries: u32) {
     while deliveries > 0 {
         let is_end = |event: &Event| {

@@ -67,8 +67,8 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mistakes = Arc::new(AtomicU64::new(0));
     let sorting = DlqConsumer::new(dead.clone(), {
         let mistakes = mistakes.clone();
-        move |letter: DeadLetter<Order>| {
-            println!("orders-dlq  order {}: {}", letter.body.number, letter.last_error);
+        move |dead_letter: DeadLetter<Order>| {
+            println!("orders-dlq  order {}: {}", dead_letter.body.number, dead_letter.last_error);
             mistakes.fetch_add(1, Ordering::SeqCst);
             std::future::ready(DlqAction::done())
         }

@@ -105,8 +105,8 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     }
     println!("elapsed        {:.1} s", start.elapsed().as_secs_f64());
 
-    for letter in dead.receive(Receive::up_to(10)).await? {
-        let DeadLetter { body, info, .. } = letter.body();
+    for dead_letter in dead.receive(Receive::up_to(10)).await? {
+        let DeadLetter { body, info, .. } = dead_letter.body();
         println!(
             "dead letter    job {} after {} deliveries: {} ({})",
             body.number, info.delivery_count, info.last_error, info.last_error_type,

@@ -58,13 +58,13 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         crashes += 1;
     }
     let dead: Mailbox<DeadLetter<String>> = backend.mailbox("jobs-dlq")?;
-    let letters = dead.peek(10).await?;
+    let dead_letters = dead.peek(10).await?;
     // After the first crash, it is not known which of the received messages a handler had started.
-    assert_eq!((letters.len(), crashes), (1, 6), "one dead letter after six crashes");
-    for letter in letters {
-        let letter = letter.body?;
-        println!("'{}' is a dead letter: {}", letter.body, letter.last_error);
-        assert_eq!((&*letter.body, letter.failure), ("poison", FailureKind::Quarantined));
+    assert_eq!((dead_letters.len(), crashes), (1, 6), "one dead letter after six crashes");
+    for dead_letter in dead_letters {
+        let dead_letter = dead_letter.body?;
+        println!("'{}' is a dead letter: {}", dead_letter.body, dead_letter.last_error);
+        assert_eq!((&*dead_letter.body, dead_letter.failure), ("poison", FailureKind::Quarantined));
     }
     backend.close().await;
     Ok(())

@@ -65,7 +65,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     // The fix is deployed: the affected messages are replayed at a limited rate, and the others stay.
     let report = dlq
         .replay()
-        .matching(|letter| letter.last_error_type.ends_with("DivisionByZero"))
+        .matching(|dead_letter| dead_letter.last_error_type.ends_with("DivisionByZero"))
         .rate(500, Duration::from_secs(1))
         .run()
         .await?;

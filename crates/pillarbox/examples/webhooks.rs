@@ -218,9 +218,9 @@ fn worker(
                 failed.about.message_id, failed.about.attempt, failed.error
             );
         })
-        .on_dead_letter(move |letter, _| {
-            if let Err(error) = table.mark_dead(letter.message_id) {
-                eprintln!("{}: cannot mark it as dead: {error}", letter.message_id);
+        .on_dead_letter(move |dead_letter, _| {
+            if let Err(error) = table.mark_dead(dead_letter.message_id) {
+                eprintln!("{}: cannot mark it as dead: {error}", dead_letter.message_id);
             }
         })
         .handler(deliver)
@@ -362,10 +362,10 @@ async fn main() -> Result<(), BoxError> {
     // Every event is marked as delivered once, or it is a dead letter.
     let delivered = events.count("deliveries = 1 AND dead = 0")?;
     let dead = events.count("deliveries = 0 AND dead = 1")?;
-    let letters = Dlq::open(&backend, "deliveries-dlq")?.summary(|_| true).await?.dead_letters;
+    let dead_letters = Dlq::open(&backend, "deliveries-dlq")?.summary(|_| true).await?.dead_letters;
     let attempts: u64 = report.loops.iter().map(|one| one.stats.processed).sum();
     println!("{total} events: {delivered} delivered, {dead} dead letters, {attempts} attempts");
-    assert_eq!((delivered, dead, letters), (20, 10, 10));
+    assert_eq!((delivered, dead, dead_letters), (20, 10, 10));
     assert_eq!(receiver.accepted() as u64, delivered);
     assert_eq!(deliveries.approximate_count().await?, 0);
     backend.close().await;
@@ -461,11 +461,14 @@ mod tests {
             .await
             .unwrap();
         assert_eq!((stats.dead_lettered, stats.processed), (2, 6));
-        let mut letters: Vec<_> =
+        let mut dead_letters: Vec<_> =
             dead.sent().into_iter().map(|one| (one.delivery_count, one.info.last_error)).collect();
-        letters.sort();
-        assert_eq!(letters[0], (1, "the receiver refuses the event with status 410".to_owned()));
-        assert_eq!(letters[1], (5, "the receiver failed with status 500".to_owned()));
+        dead_letters.sort();
+        assert_eq!(
+            dead_letters[0],
+            (1, "the receiver refuses the event with status 410".to_owned())
+        );
+        assert_eq!(dead_letters[1], (5, "the receiver failed with status 500".to_owned()));
     }
 
     #[tokio::test]

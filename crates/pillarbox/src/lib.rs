@@ -75,6 +75,7 @@
 //! | `redis` | the backend `redis`, on a Redis or Valkey server |
 //! | `redis-tls` | TLS for `redis`, by rustls |
 //! | `sqs` | the backend `sqs`, on AWS SQS |
+//! | `anyhow` | error types of handlers that return `anyhow::Result`, for policies and dead letters |
 //! | `health` | health and metrics of a [`group::LoopGroup`] over HTTP |
 //! | `evals` | eval runs: the module `evals` |
 //! | `blocking` | mailboxes for plain threads, without async: the module `blocking` |

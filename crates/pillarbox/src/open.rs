@@ -73,7 +73,7 @@ pub async fn open_existing(url: &str) -> Result<Mailboxes> {
     open_as(url, Missing::Fail).await
 }
 
-/// What to do if the storage does not exist.
+/// Reaction to storage that does not exist.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Missing {
     Create,

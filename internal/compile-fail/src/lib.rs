@@ -1,3 +1,3 @@
-//! Nothing but tests: programs that must not compile, and what the compiler says of them.
+//! Tests only: programs that must not compile, and the errors that the compiler reports for them.
 //!
-//! They are a crate of their own because all that it depends on is compiled once more for them.
+//! They are a separate crate because all of its dependencies are compiled again for them.

@@ -17,7 +17,7 @@ pub struct RetryDelay {
 }
 
 impl RetryDelay {
-    /// A delay that starts at `first` and doubles up to `max`.
+    /// Creates a delay that starts at `first` and doubles up to `max`.
     pub const fn new(first: Duration, max: Duration) -> Self {
         Self { first, max, next: first, jitter: 0.0 }
     }

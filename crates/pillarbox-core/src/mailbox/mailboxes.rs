@@ -37,7 +37,7 @@ impl Mailboxes {
     /// Prefix of the names of mailboxes for the results of an eval run.
     pub const EVAL_PREFIX: &str = reply_addresses::EVAL_PREFIX;
 
-    /// Wraps an open backend.
+    /// Creates a handle of an open backend.
     pub fn new(backend: impl Backend) -> Self {
         Self { backend: Arc::new(backend) }
     }

@@ -1,4 +1,4 @@
-//! The memory backend: a [`Ledger`](crate::lease::Ledger) behind a mutex.
+//! The memory backend: a [`Ledger`](crate::ledger::Ledger) behind a mutex.
 //!
 //! It has no thread and no task: a queue does something only while it is called. Waiting receivers are woken one per
 //! message, in order of arrival. When a lease expires or a delayed message is due, a timer held by the first waiter

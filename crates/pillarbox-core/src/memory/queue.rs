@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 use crate::future::BoxFuture;
 use crate::gate::Gate;
 use crate::internal::{Locked, lock};
-use crate::lease::{Full, Ledger, Stale};
+use crate::ledger::{Full, Ledger, Stale};
 use crate::message::{Cursor, Delivery, Outgoing, PeekPage, Sent};
 use crate::options::{QueueOptions, Receive};
 use crate::queue::Queue;

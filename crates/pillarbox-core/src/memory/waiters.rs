@@ -33,7 +33,7 @@ pub(super) struct Waiters {
 /// Time that a woken waiter has to take its messages.
 pub(super) const RESERVATION_TIME: Duration = Duration::from_millis(10);
 
-/// What waiters depend on in the state of the queue.
+/// State of the queue that waiters depend on.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct QueueStatus {
     pub(super) now: Timestamp,

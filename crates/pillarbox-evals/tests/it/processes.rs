@@ -23,7 +23,7 @@ use pillarbox_runtime::Runnable;
 use pillarbox_runtime::dead_letters::DlqPolicy;
 use pillarbox_runtime::loops::Run;
 use pillarbox_testing::on_threads;
-use pillarbox_testing::process::{Child, assignment, end_with_the_parent, say};
+use pillarbox_testing::process::{Child, assignment, end_with_the_parent, report};
 
 use shared_backend::{SharedBackend, on_both, open};
 
@@ -54,7 +54,7 @@ async fn model(n: u64, run: Run) -> u64 {
     let file = OpenOptions::new().create(true).append(true).open(&*effects);
     file.expect("a file").write_all(format!("{wrong} {n}\n").as_bytes()).expect("written");
     tokio::time::sleep(Duration::from_millis(5)).await;
-    say(&format!("begun {n}"));
+    report(&format!("begun {n}"));
     n * n + u64::from(n.is_multiple_of(wrong))
 }
 
@@ -89,11 +89,11 @@ fn submitting() {
     on_threads(async move {
         let backend = open(&url).await;
         let mut run = EvalRun::open_or_create(home).expect("a run");
-        say("open");
+        report("open");
         submit_experiments(&mut run, &requests(&backend), &dataset, &experiments())
             .await
             .expect("submitted");
-        say("submitted");
+        report("submitted");
         std::future::pending::<()>().await;
     });
 }
@@ -107,12 +107,12 @@ fn collecting() {
     on_threads(async move {
         let backend = open(&url).await;
         let mut run = EvalRun::open(home).expect("a run");
-        let report = |progress: &pillarbox_evals::Progress| {
-            say(&format!("collected {}", progress.collected));
+        let report_progress = |progress: &pillarbox_evals::Progress| {
+            report(&format!("collected {}", progress.collected));
         };
-        let how = Collect::within(TIMEOUT).on_progress(report);
+        let how = Collect::within(TIMEOUT).on_progress(report_progress);
         collect_results(&mut run, &requests(&backend), how).await.expect("collected");
-        say("complete");
+        report("complete");
     });
 }
 

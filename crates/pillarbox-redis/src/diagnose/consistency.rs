@@ -32,17 +32,17 @@ pub(super) async fn check(
     }
     let (data, foreign) = fields(partition, 3).await?;
     let (meta, _) = fields(partition, 4).await?;
-    let mut suspects: HashSet<&Id> =
+    let mut candidates: HashSet<&Id> =
         places.iter().filter(|(_, times)| **times > 1).map(|(id, _)| id).collect();
-    suspects.extend(data.iter().filter(|id| !places.contains_key(*id)));
-    suspects.extend(places.keys().chain(&meta).filter(|id| !data.contains(*id)));
+    candidates.extend(data.iter().filter(|id| !places.contains_key(*id)));
+    candidates.extend(places.keys().chain(&meta).filter(|id| !data.contains(*id)));
     // By id, which is the order of sending: those that become ready do so in that order.
-    let mut suspects: Vec<_> = suspects.into_iter().collect();
-    suspects.sort();
+    let mut candidates: Vec<_> = candidates.into_iter().collect();
+    candidates.sort();
 
     let mut found: HashMap<u8, usize> = HashMap::new();
-    let per_call = (MAX_ENTRIES / (ready.len() + suspects.len() + 1)).clamp(1, 200);
-    for some in suspects.chunks(per_call) {
+    let per_call = (MAX_ENTRIES / (ready.len() + candidates.len() + 1)).clamp(1, 200);
+    for some in candidates.chunks(per_call) {
         for answer in repair_ids(partition, repair, some).await? {
             *found.entry(answer).or_default() += 1;
         }
@@ -65,7 +65,7 @@ pub(super) async fn check(
             b'h' => (Severity::Problem, "ready messages with a receipt"),
             b'n' => (Severity::Warning, "entries that belong to no message"),
             b'd' => (Severity::Warning, "delayed messages counted wrongly"),
-            b'f' => (Severity::Warning, "data with invalid ids, which nobody receives"),
+            b'f' => (Severity::Warning, "data with invalid ids, which are never received"),
             _ => return None,
         };
         let repair = match (kind, repair) {

@@ -30,7 +30,7 @@ impl Server {
         let command = redis::cmd("INFO");
         let info = match &client.servers {
             Servers::One(_) => client.query(gate, Route::To(node), &command).await,
-            // One of several that is down delays nobody; a broken connection is replaced.
+            // Of several nodes, one that is down is not waited for; a broken connection is replaced.
             Servers::Cluster(_) => match client.query_once(node, &command).await {
                 Err(failure) if failure.is_transient() => client.query_once(node, &command).await,
                 info => info,
@@ -183,7 +183,8 @@ impl Server {
             return finding(Severity::Problem, text, "add replicas, or require fewer");
         }
         if replicas == 0 && has_others {
-            let text = format!("{} has no replica: nobody takes over when it fails", self.endpoint);
+            let text =
+                format!("{} has no replica: no server takes over when it fails", self.endpoint);
             return finding(Severity::Warning, text, "add or restore a replica");
         }
         if replicas > 0 && wanted == 0 && self.least_replicas() == 0 {

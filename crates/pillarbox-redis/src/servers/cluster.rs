@@ -39,13 +39,13 @@ pub(super) struct Nodes {
     clients: ClientFactory,
     response_timeout: Duration,
     /// Never locked across an await.
-    state: Mutex<State>,
+    state: Mutex<ClusterState>,
     /// Notified when a slot has moved. For a single task.
     pub(super) moved: Notify,
 }
 
 #[derive(Default)]
-struct State {
+struct ClusterState {
     map: SlotMap,
     /// Nodes that were called.
     nodes: HashMap<Address, Arc<Node>>,
@@ -181,7 +181,7 @@ impl Nodes {
         let late = || Err(std::io::Error::from(std::io::ErrorKind::TimedOut).into());
         let map = tokio::time::timeout(TIMEOUT, query).await.unwrap_or_else(|_| late())?;
         let mut state = lock(&self.state);
-        let State { map: current, nodes } = &mut *state;
+        let ClusterState { map: current, nodes } = &mut *state;
         let has_moved = *current != map;
         *current = map;
         if has_moved {

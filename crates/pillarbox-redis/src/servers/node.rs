@@ -29,7 +29,7 @@ pub(crate) struct Node {
     blocking: SharedConnection,
 }
 
-/// Where connections come from.
+/// Source of connections.
 enum Source {
     /// They are made to this server.
     Client(Box<Client>),

@@ -363,7 +363,7 @@ impl SubscriptionTask {
         }
     }
 
-    /// Unsubscribes from channels that nobody uses any more, and pings the connections.
+    /// Unsubscribes from channels that are no longer used, and pings the connections.
     async fn maintain(&mut self) {
         let unused: Vec<_> = {
             let mut channels = self.channels.lock();

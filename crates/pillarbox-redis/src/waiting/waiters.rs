@@ -445,7 +445,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_unresponsive_partition_delays_nobody() {
+    async fn an_unresponsive_partition_does_not_delay_others() {
         let mut waiters = Waiters::new();
         waiters.set_partitions(2);
         let (one, signal) = waiters.join();

@@ -7,8 +7,7 @@ use pillarbox_testing::server::{RedisCluster, slot_of};
 use tokio::task::block_in_place;
 
 use crate::common::steps::{
-    PATIENCE, acknowledge, body, counts, drain, eventually, send, send_later, settle, take,
-    wait_for,
+    TIMEOUT, acknowledge, body, counts, drain, eventually, send, send_later, settle, take, wait_for,
 };
 use crate::common::{open, queue};
 
@@ -42,13 +41,13 @@ async fn queues_at_a_dead_node_wait_for_it_and_others_work() {
 
     cluster.kill(dead);
     let started = std::time::Instant::now();
-    let refused = send(&gone_hasty, "too late").await.expect_err("nobody is there");
+    let refused = send(&gone_hasty, "too late").await.expect_err("the node is down");
     assert!(matches!(refused, Error::Connection { .. }) && refused.is_transient(), "{refused}");
     let (text, place) = (refused.to_string(), cluster.node(dead).url());
     for part in [place.as_str(), names[0].as_str(), "tried for 2s", "is it running there?"] {
         assert!(text.contains(part), "{text}");
     }
-    assert!(started.elapsed() < PATIENCE, "the timeout of another backend applied");
+    assert!(started.elapsed() < TIMEOUT, "the timeout of another backend applied");
 
     // The unreachable list of queues does not delay these for long.
     let others = async {
@@ -61,18 +60,18 @@ async fn queues_at_a_dead_node_wait_for_it_and_others_work() {
             send(queue, "stays").await.expect("sent");
         }
         let receiver = newer.clone();
-        let waiting = tokio::spawn(async move { wait_for(&receiver, 2 * PATIENCE).await });
+        let waiting = tokio::spawn(async move { wait_for(&receiver, 2 * TIMEOUT).await });
         send(&newer, "arrives").await.expect("sent");
         let delivery = waiting.await.expect("a task").expect("received").expect("a message");
         acknowledge(&newer, &delivery).await.expect("acknowledged");
         new
     };
-    let new = tokio::time::timeout(2 * PATIENCE, others).await.expect("not delayed");
+    let new = tokio::time::timeout(2 * TIMEOUT, others).await.expect("not delayed");
 
     let sender = gone.clone();
     let sending = tokio::spawn(async move { send(&sender, "meanwhile").await });
     let receiver = gone.clone();
-    let receiving = tokio::spawn(async move { wait_for(&receiver, 6 * PATIENCE).await });
+    let receiving = tokio::spawn(async move { wait_for(&receiver, 6 * TIMEOUT).await });
     tokio::time::sleep(Duration::from_secs(1)).await;
     assert!(!sending.is_finished() && !receiving.is_finished());
     block_in_place(|| {
@@ -165,8 +164,8 @@ async fn a_receive_of_too_many_bytes_while_the_slot_moves_loses_nothing() {
     send(&queue, "first").await.expect("sent");
     let first = take(&queue).await;
     acknowledge(&queue, &first).await.expect("acknowledged");
-    for letter in ["a", "b", "c"] {
-        send(&queue, &letter.repeat(700 << 10)).await.expect("sent");
+    for character in ["a", "b", "c"] {
+        send(&queue, &character.repeat(700 << 10)).await.expect("sent");
     }
     cluster.begin_move(slot, to);
     let request = Receive::up_to(3).visibility(Duration::from_secs(3600));
@@ -177,8 +176,9 @@ async fn a_receive_of_too_many_bytes_while_the_slot_moves_loses_nothing() {
         assert!(!more.is_empty(), "{} of 3 messages are left", received.len());
         received.extend(more);
     }
-    let letters: Vec<_> = received.iter().map(|delivery| body(delivery)[..1].to_owned()).collect();
-    assert_eq!(letters, ["a", "b", "c"]);
+    let characters: Vec<_> =
+        received.iter().map(|delivery| body(delivery)[..1].to_owned()).collect();
+    assert_eq!(characters, ["a", "b", "c"]);
     for delivery in &received {
         acknowledge(&queue, delivery).await.expect("acknowledged");
     }

@@ -68,7 +68,7 @@ fn nothing_is_lost_or_resurrected_when_a_client_is_killed() {
         sleep_up_to(150);
         record.add(&child.kill());
     }
-    survivor.wait_for("s", survivor.said("s"));
+    survivor.wait_for("s", survivor.reported("s"));
     record.add(&survivor.kill());
     println!("clients: {}", check(&server, &record, &format!("{kills} kills")));
 }
@@ -83,8 +83,8 @@ fn nothing_is_lost_or_resurrected_when_the_server_is_killed() {
     for _ in 0..kills {
         // All clients work again.
         for client in &clients {
-            client.wait_for("s", client.said("s"));
-            client.wait_for("x", client.said("x"));
+            client.wait_for("s", client.reported("s"));
+            client.wait_for("x", client.reported("x"));
         }
         sleep_up_to(60);
         server.kill();
@@ -92,7 +92,7 @@ fn nothing_is_lost_or_resurrected_when_the_server_is_killed() {
         server.restart();
     }
     for client in &clients {
-        client.wait_for("x", client.said("x"));
+        client.wait_for("x", client.reported("x"));
     }
     clients.into_iter().for_each(|client| record.add(&client.kill()));
     println!("server: {}", check(&server, &record, &format!("{kills} kills")));
@@ -114,7 +114,7 @@ fn nothing_is_lost_or_resurrected_when_replies_are_cut() {
         proxy.cut_answer("EVALSHA", rand::rng().random_range(0..400));
         runtime.block_on(proxy.injected(cut));
         for client in &clients {
-            client.wait_for("x", client.said("x"));
+            client.wait_for("x", client.reported("x"));
         }
     }
     clients.into_iter().for_each(|client| record.add(&client.kill()));

@@ -36,11 +36,11 @@ fn clients_of(url: &str, options: &str) -> [Child; 2] {
     clients
 }
 
-/// Waits until a client has sent, received and settled once more.
+/// Waits until a client has sent, received and settled again.
 #[track_caller]
 fn go_on(client: &Child) {
     for line in ["s", "d", "x"] {
-        client.wait_for(line, client.said(line));
+        client.wait_for(line, client.reported(line));
     }
 }
 
@@ -105,7 +105,7 @@ fn slow_sentinels(replicas: usize) -> Family {
 /// Records an unexpected failover: on a busy machine, a server may be too slow for the others.
 fn record_unexpected(family: &Family, expected: usize, since: Instant, record: &mut Record) {
     if family.primary() != expected {
-        println!("{}: a failover that nobody asked for", family.name());
+        println!("{}: a failover that was not requested", family.name());
         record.server_failed(since.elapsed());
     }
 }

@@ -16,7 +16,7 @@ use pillarbox_testing::server::{Flavour, RedisServer, RedisServerBuilder};
 
 use crate::common::proxy::{Mode, Proxy};
 use crate::common::steps::{
-    PATIENCE, acknowledge, body, channels, counts, drain, eventually, receive, send, send_later,
+    TIMEOUT, acknowledge, body, channels, counts, drain, eventually, receive, send, send_later,
     settle, take, wait_for,
 };
 use crate::common::{open, queue, start, start_queue};
@@ -73,7 +73,7 @@ async fn warm_up(queue: &Arc<dyn Queue>) {
 }
 
 fn flavours() -> impl Iterator<Item = Flavour> {
-    Flavour::ALL.into_iter().filter(|flavour| flavour.is_here())
+    Flavour::ALL.into_iter().filter(|flavour| flavour.is_installed())
 }
 
 // Unknown scripts.
@@ -144,7 +144,7 @@ async fn work(queue: &Arc<dyn Queue>, messages: usize) {
         let (receives, left, seen) = (queue.clone(), left.clone(), seen.clone());
         tasks.push(tokio::spawn(async move {
             while left.load(Ordering::Relaxed) > 0 {
-                assert!(start.elapsed() < 2 * PATIENCE, "{left:?} messages do not come");
+                assert!(start.elapsed() < 2 * TIMEOUT, "{left:?} messages do not come");
                 let wait = Duration::from_millis(200);
                 let Some(delivery) = wait_for(&receives, wait).await.expect("received") else {
                     continue;
@@ -243,7 +243,7 @@ async fn a_long_poll_whose_answer_was_cut_off_delivers() {
     warm_up(&sender).await;
     let waiting = tokio::spawn({
         let queue = queue.clone();
-        async move { wait_for(&queue, PATIENCE).await }
+        async move { wait_for(&queue, TIMEOUT).await }
     });
     eventually("it listens", async || !channels(&server).is_empty()).await;
     // It queries again when it has subscribed.
@@ -382,13 +382,13 @@ async fn refused_connections_are_retried() {
     server.command(&["CLIENT", "KILL", "TYPE", "normal"]);
     let sending = tokio::spawn({
         let queue = queue.clone();
-        async move { send(&queue, "patience").await }
+        async move { send(&queue, "slow").await }
     });
     tokio::time::sleep(Duration::from_millis(300)).await;
     assert!(!sending.is_finished());
     proxy.set(Mode::Forward);
     sending.await.expect("a task").expect("sent");
-    assert_eq!(drain(&queue).await, ["patience"]);
+    assert_eq!(drain(&queue).await, ["slow"]);
 }
 
 /// The commands of a client that opens, in order.
@@ -486,7 +486,7 @@ async fn a_receive_that_arrives_after_its_repetition_found_nothing_takes_nothing
     assert_eq!(receive(&queue).await.expect("received"), None);
     send(&queue, "later").await.expect("sent");
     proxy.deliver().await;
-    assert_eq!(counts(&queue).await, (1, 0, 0, 2), "a message is in flight that nobody holds");
+    assert_eq!(counts(&queue).await, (1, 0, 0, 2), "a message is in flight without a receiver");
     assert_eq!(take(&queue).await.message.delivery_count, 1);
 }
 
@@ -506,7 +506,7 @@ async fn a_receive_that_arrives_after_it_has_failed_takes_nothing() {
     let is_recalled = |record: &String| record.trim().len() == 12;
     eventually("it is recalled", async || records().iter().any(is_recalled)).await;
     proxy.deliver().await;
-    assert_eq!(counts(&direct).await, (1, 0, 0, 2), "a message is in flight that nobody holds");
+    assert_eq!(counts(&direct).await, (1, 0, 0, 2), "a message is in flight without a receiver");
     assert_eq!(take(&queue).await.message.delivery_count, 1);
 }
 
@@ -521,7 +521,7 @@ async fn a_send_that_arrives_after_its_repetition_was_refused_stores_nothing() {
     assert!(matches!(full, Err(Error::MailboxFull { .. })), "{full:?}");
     assert_eq!(drain(&queue).await, ["first"]);
     proxy.deliver().await;
-    assert_eq!(counts(&queue).await, (0, 0, 0, 2), "stored after it was said not to be");
+    assert_eq!(counts(&queue).await, (0, 0, 0, 2), "stored although the send has failed");
 }
 
 #[tokio::test]
@@ -550,7 +550,7 @@ async fn a_purge_that_arrives_after_its_repetition_deletes_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_stuck_in_a_paused_server_is_done_once() {
+async fn calls_stuck_in_a_paused_server_take_effect_once() {
     let server = RedisServer::start();
     let backend = open(&format!("{}?response_timeout=0.3", server.url())).await;
     let queue = queue(&backend, "q");
@@ -598,7 +598,7 @@ async fn a_restart_of_the_server_goes_unnoticed() {
     let (busy, quiet) = (queue(&backend, "busy"), queue(&backend, "quiet"));
     let waiting = tokio::spawn({
         let quiet = quiet.clone();
-        async move { wait_for(&quiet, 3 * PATIENCE).await }
+        async move { wait_for(&quiet, 3 * TIMEOUT).await }
     });
     let stop = StopOnDrop::default();
     let restarting = tokio::task::spawn_blocking({
@@ -662,7 +662,7 @@ async fn a_replica_is_waited_for_until_it_is_a_primary() {
         server.command(&["REPLICAOF", "127.0.0.1", "1"]);
         let sending = tokio::spawn({
             let patient = patient.clone();
-            async move { send(&patient, "patience").await }
+            async move { send(&patient, "slow").await }
         });
         let text = refusal(send(&hasty_queue, "haste").await);
         assert!(text.contains("READONLY") && text.contains("it is a replica"), "{text}");
@@ -673,7 +673,7 @@ async fn a_replica_is_waited_for_until_it_is_a_primary() {
         assert!(!sending.is_finished());
         server.command(&["REPLICAOF", "NO", "ONE"]);
         sending.await.expect("a task").expect("sent");
-        assert_eq!(drain(&hasty_queue).await, ["patience"], "{flavour:?}");
+        assert_eq!(drain(&hasty_queue).await, ["slow"], "{flavour:?}");
     }
 }
 
@@ -696,7 +696,7 @@ async fn retries_end_and_the_handle_works_when_the_server_is_back() {
     let waiting = refusal(wait_for(&queue, HOUR).await);
     assert!(waiting.contains("cannot receive") && waiting.contains(&url), "{waiting}");
     assert!(start.elapsed() > Duration::from_millis(500), "it was not tried again");
-    assert!(start.elapsed() < PATIENCE, "retries took {:?}", start.elapsed());
+    assert!(start.elapsed() < TIMEOUT, "retries took {:?}", start.elapsed());
     server.restart();
     send(&queue, "after").await.expect("sent");
     assert_eq!(drain(&queue).await, ["before", "after"]);
@@ -751,7 +751,7 @@ async fn closes_soon(outage: impl Fn(&mut RedisServer)) {
     backend.close().await;
     assert!(start.elapsed() < Duration::from_secs(10), "closing took {:?}", start.elapsed());
     for call in calls {
-        let answer = tokio::time::timeout(PATIENCE, call).await.expect("an answer");
+        let answer = tokio::time::timeout(TIMEOUT, call).await.expect("an answer");
         let answer = answer.expect("a task");
         assert!(matches!(answer, Err(Error::Closed { .. })), "{answer:?}");
     }
@@ -778,7 +778,7 @@ async fn out_of_memory_stops_sends_and_nothing_else_on_valkey() {
 }
 
 async fn out_of_memory(flavour: Flavour) {
-    if !flavour.is_here() {
+    if !flavour.is_installed() {
         println!("left out: {} is not installed", flavour.name());
         return;
     }
@@ -880,7 +880,7 @@ async fn a_wrong_or_missing_password_is_reported() {
 }
 
 #[tokio::test]
-async fn a_user_without_permission_is_told_what_is_missing() {
+async fn the_error_of_a_user_without_permission_names_what_is_missing() {
     for flavour in flavours() {
         let server = RedisServer::builder().flavour(flavour).start();
         let place = format!("127.0.0.1:{}", server.port());
@@ -907,7 +907,7 @@ async fn a_user_without_permission_is_told_what_is_missing() {
         warm_up(&least).await;
         let waiting = tokio::spawn({
             let least = least.clone();
-            async move { wait_for(&least, PATIENCE).await }
+            async move { wait_for(&least, TIMEOUT).await }
         });
         eventually("it listens", async || !channels(&server).is_empty()).await;
         send(&least, "yes").await.expect("sent");
@@ -1081,13 +1081,13 @@ async fn an_entry_with_an_invalid_id_is_skipped() {
 
 // Large messages.
 
-/// Creates a message whose first character tells it from others.
+/// Creates a message that is identified by its first character.
 fn large(order: usize, bytes: usize) -> Outgoing {
-    let letter = char::from(b'a' + order as u8);
-    Outgoing::new(letter.to_string().repeat(bytes))
+    let character = char::from(b'a' + order as u8);
+    Outgoing::new(character.to_string().repeat(bytes))
 }
 
-fn letters(deliveries: &[pillarbox_core::Delivery]) -> String {
+fn characters(deliveries: &[pillarbox_core::Delivery]) -> String {
     deliveries.iter().filter_map(|delivery| body(delivery).chars().next()).collect()
 }
 
@@ -1110,7 +1110,7 @@ async fn a_receive_takes_only_as_many_bytes_as_get_through_a_slow_network() {
         let mut received = Vec::new();
         while received.len() < expected.len() {
             let deliveries = queue.receive(Receive::up_to(100).visibility(HOUR)).await;
-            received.push(letters(&deliveries.expect("received")));
+            received.push(characters(&deliveries.expect("received")));
         }
         assert_eq!(received, expected, "{sizes:?}");
         let all = sizes.len() as u64;
@@ -1129,7 +1129,7 @@ async fn attributes_and_addresses_count_among_the_bytes_of_a_receive() {
     }
     for expected in ["ab", "cd", "ef"] {
         let deliveries = queue.receive(Receive::up_to(6).visibility(HOUR)).await;
-        assert_eq!(letters(&deliveries.expect("received")), expected);
+        assert_eq!(characters(&deliveries.expect("received")), expected);
     }
 }
 
@@ -1238,7 +1238,7 @@ async fn a_server_that_is_gone_is_warned_of_once() {
     warm_up(&queues[0]).await;
     server.kill();
     let (first, second) = tokio::join!(send(&queues[0], "lost"), send(&queues[1], "lost"));
-    assert!(first.is_err() && second.is_err(), "nobody is there");
+    assert!(first.is_err() && second.is_err(), "the server is down");
     let text = log.text();
     let warnings: Vec<_> = text.lines().filter(|line| line.contains("WARN")).collect();
     assert_eq!(warnings.len(), 1, "{warnings:?}");
@@ -1317,7 +1317,7 @@ async fn a_diagnosis_has_what_a_send_survives_and_the_time_of_the_server() {
         };
         let now = micros(server.command(&["TIME"]));
         let clock = diagnosis.clock.expect("a clock");
-        assert!(clock <= now && now.since(clock) < PATIENCE, "{clock:?} and {now:?}");
+        assert!(clock <= now && now.since(clock) < TIMEOUT, "{clock:?} and {now:?}");
     }
 }
 
@@ -1416,7 +1416,7 @@ async fn inconsistent_keys_are_found_and_repaired() {
         let still_held = held_too.iter().find(|held| body(held) == "held and ready").expect("one");
         acknowledge(&queue, still_held).await.expect("the lease takes precedence");
         let mut all = drain(&queue).await;
-        all.extend(wait_for(&queue, PATIENCE).await.expect("received").iter().map(body));
+        all.extend(wait_for(&queue, TIMEOUT).await.expect("received").iter().map(body));
         all.sort();
         let rest: BTreeSet<_> = names.iter().filter(|name| !name.starts_with("held")).collect();
         assert!(all.iter().eq(rest), "{flavour:?}: {all:?}");

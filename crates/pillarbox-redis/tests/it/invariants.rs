@@ -189,7 +189,7 @@ fn a_receive_that_was_dropped_leaves_all_numbers_as_they_were() {
 }
 
 #[test]
-fn more_leases_expire_than_can_be_counted() {
+fn counts_of_expired_leases_saturate() {
     block_on(async {
         let fixture = Fixture::new().await;
         let message_id = fixture.send(1).await[0];
@@ -286,7 +286,7 @@ fn every_lease_ends_without_a_sweep() {
 
 /// A script promotes at most 200 messages; the order is kept.
 #[test]
-fn what_is_sent_or_given_back_after_many_leases_ended_is_behind_them() {
+fn messages_sent_or_nacked_after_many_leases_ended_are_behind_them() {
     block_on(async {
         let fixture = Fixture::new().await;
         let nacked = fixture.send(1).await;
@@ -350,7 +350,7 @@ fn a_queue_over_its_limit_is_full_for_all_who_send_together() {
 }
 
 #[test]
-fn a_purged_queue_keeps_nothing_but_how_many_were_sent() {
+fn a_purged_queue_keeps_only_the_number_sent() {
     block_on(async {
         let fixture = Fixture::new().await;
         fixture.send(1200).await;
@@ -388,7 +388,7 @@ fn many_messages_that_become_due_at_once_wake_all_waiters() {
 
 /// Futures that were polled once and then no more do not block others.
 #[test]
-fn a_future_that_is_not_polled_blocks_nobody() {
+fn a_future_that_is_not_polled_does_not_block_others() {
     block_on(async {
         let fixture = Fixture::new().await;
         fixture.send(10).await;

@@ -9,7 +9,7 @@ use pillarbox_redis::{RedisBackend, RedisOptions, redis};
 use pillarbox_testing::server::RedisServer;
 
 use crate::common::steps::{
-    PATIENCE, acknowledge, body, channels, counts, drain, eventually, send, send_later, take,
+    TIMEOUT, acknowledge, body, channels, counts, drain, eventually, send, send_later, take,
     wait_for,
 };
 use crate::common::{open, queue, start, start_queue};
@@ -48,7 +48,7 @@ fn waiting(queue: &Arc<dyn Queue>, time: Duration) -> tokio::task::JoinHandle<Op
 /// Waits until this number of queues is subscribed and no more commands arrive.
 async fn until_idle(server: &RedisServer, queues: usize) {
     eventually("all queues are listened for", async || channels(server).len() == queues).await;
-    eventually("nobody asks", async || {
+    eventually("no receive polls", async || {
         let before = number(&server.info("total_commands_processed"));
         tokio::time::sleep(Duration::from_millis(200)).await;
         // The queries of this test itself, perhaps with a password.
@@ -59,7 +59,7 @@ async fn until_idle(server: &RedisServer, queues: usize) {
 
 /// Receives one message by a wake-up.
 async fn is_woken(server: &RedisServer, queue: &Arc<dyn Queue>) {
-    let waits = waiting(queue, PATIENCE);
+    let waits = waiting(queue, TIMEOUT);
     until_idle(server, 1).await;
     send(queue, "news").await.expect("sent");
     assert_eq!(waits.await.expect("a task").as_deref(), Some("news"));
@@ -132,7 +132,7 @@ async fn a_server_is_reached_by_tls_if_its_certificate_is_trusted() {
     let text = error.expect_err("refused").to_string();
     assert!(text.contains("certificate") && text.contains(&server.port().to_string()), "{text}");
     assert!(!text.contains("hunter2"), "{text}");
-    assert!(start.elapsed() < PATIENCE, "it took {:?}", start.elapsed());
+    assert!(start.elapsed() < TIMEOUT, "it took {:?}", start.elapsed());
     let plain = server.url().replace("rediss://", "redis://");
     let options = RedisOptions::from_url(&plain).expect("options");
     RedisBackend::open(options.retry_for(Duration::ZERO)).await.expect_err("refused");
@@ -188,7 +188,7 @@ async fn a_connection_of_the_program_can_be_used() {
     // A message of this process is found at once; once or twice it may coincide with a poll.
     let mut times = Vec::new();
     for _ in 0..5 {
-        let waits = waiting(&ours, PATIENCE);
+        let waits = waiting(&ours, TIMEOUT);
         tokio::time::sleep(Duration::from_millis(50)).await;
         let start = Instant::now();
         send(&ours, "ours").await.expect("sent");
@@ -200,7 +200,7 @@ async fn a_connection_of_the_program_can_be_used() {
 
     // A message of another process is found by polling.
     let others = open(&server.url()).await;
-    let waits = waiting(&ours, PATIENCE);
+    let waits = waiting(&ours, TIMEOUT);
     tokio::time::sleep(Duration::from_millis(50)).await;
     let start = Instant::now();
     send(&queue(&others, "q"), "theirs").await.expect("sent");
@@ -226,8 +226,7 @@ async fn thousands_of_mailboxes_share_two_connections() {
     const WAITING: usize = 500;
     let (server, backend) = start().await;
     let queues: Vec<_> = (0..QUEUES).map(|n| queue(&backend, &format!("q{n}"))).collect();
-    let waits: Vec<_> =
-        queues[..WAITING].iter().map(|queue| waiting(queue, PATIENCE * 2)).collect();
+    let waits: Vec<_> = queues[..WAITING].iter().map(|queue| waiting(queue, TIMEOUT * 2)).collect();
     until_idle(&server, WAITING).await;
     assert!((1..=2).contains(&connections(&server)), "{}", connections(&server));
     for (n, queue) in queues.iter().enumerate() {
@@ -240,7 +239,7 @@ async fn thousands_of_mailboxes_share_two_connections() {
     assert_eq!(backend.queues().await.expect("a list").len(), QUEUES);
     assert_eq!(connections(&server), 2);
     backend.close().await;
-    eventually("nobody is connected", async || connections(&server) == 0).await;
+    eventually("no client is connected", async || connections(&server) == 0).await;
 }
 
 #[tokio::test]
@@ -250,7 +249,7 @@ async fn queues_are_listed_in_order_and_without_a_scan_of_all_keys() {
     for name in names {
         send(&queue(&backend, name), "here").await.expect("sent");
     }
-    server.command(&["SET", "somebody else's", "key"]);
+    server.command(&["SET", "of another program", "key"]);
     let mut expected = names.map(str::to_owned);
     expected.sort();
     let other = open(&server.url()).await;
@@ -526,7 +525,7 @@ async fn waiters_poll_each_queue_once_in_ten_seconds() {
     const WATCHED: Duration = Duration::from_secs(6);
     let (server, backend) = start().await;
     let queues: Vec<_> = (0..QUEUES).map(|n| queue(&backend, &format!("q{n}"))).collect();
-    let waits: Vec<_> = queues.iter().map(|queue| waiting(queue, 3 * PATIENCE)).collect();
+    let waits: Vec<_> = queues.iter().map(|queue| waiting(queue, 3 * TIMEOUT)).collect();
     until_idle(&server, QUEUES).await;
     let before = number(&server.info("total_commands_processed"));
     tokio::time::sleep(WATCHED).await;

@@ -15,7 +15,7 @@ use pillarbox_testing::process::Child;
 use pillarbox_testing::server::{RedisCluster, RedisServer};
 
 use crate::common::steps::{
-    PATIENCE, acknowledge, body, channels, counts, drain, eventually, receive, send, take, wait_for,
+    TIMEOUT, acknowledge, body, channels, counts, drain, eventually, receive, send, take, wait_for,
 };
 use crate::common::{open, queue, start};
 
@@ -137,10 +137,10 @@ async fn a_mailbox_sets_its_partitions_and_the_groups_of_messages() {
 }
 
 #[tokio::test]
-async fn an_id_that_is_sent_again_goes_to_where_it_is() {
+async fn an_id_that_is_sent_again_goes_to_the_same_partition() {
     let (server, backend) = start().await;
     let queue = queue_with_partitions(&backend, 5);
-    // Independent ids: there would be so few runs of new ids that a partition may get none.
+    // Independent ids: new ids come in few runs, so that a partition may get none.
     let one = |n: u32| Outgoing::with_id(MessageId::from_key(&n.to_string()), n.to_string());
     let batch: Vec<_> = (0..5000).map(one).collect();
     for some in batch.chunks(1000) {
@@ -212,7 +212,7 @@ async fn waiters_are_woken_for_every_partition_without_querying_all() {
         };
         cluster.nodes().iter().map(calls).sum::<u64>()
     };
-    eventually("nobody asks", async || {
+    eventually("no receive polls", async || {
         let before = asked();
         tokio::time::sleep(Duration::from_millis(300)).await;
         asked() == before
@@ -249,8 +249,8 @@ fn nothing_is_lost_while_partitions_come_and_go() {
         .map(|seed: u32| Child::start("partitions::client", cluster.url(), &seed.to_string()));
     let at_work = || {
         for client in &clients {
-            client.wait_for("s", client.said("s"));
-            client.wait_for("x", client.said("x"));
+            client.wait_for("s", client.reported("s"));
+            client.wait_for("x", client.reported("x"));
         }
     };
     at_work();
@@ -316,7 +316,7 @@ fn groups_that_begin_after_the_queue_is_spread_keep_their_order() {
                         // Until this program knows the layout: an earlier group may be in two partitions.
                         let start = Instant::now();
                         while sender.capabilities().fifo {
-                            assert!(start.elapsed() < PATIENCE, "the sender does not know");
+                            assert!(start.elapsed() < TIMEOUT, "the sender does not know");
                             send_all(&sender, vec![new("between")]).await;
                         }
                     }
@@ -612,7 +612,7 @@ async fn a_partition_that_is_missing_in_the_layout_is_found_and_restored() {
     send_all(&queue, (0..50).map(|n| of_group(&n.to_string(), "x")).collect()).await;
     backend.close().await;
     server.command(&["DEL", "{queue:spread}:partitions"]);
-    // Of another program: there cannot be so many partitions.
+    // Of another program: this number of partitions is impossible.
     server.command(&["HSET", "{queue:spread#5000}:data", "x", "y"]);
     let backend = open(&server.url()).await;
     let diagnosis = backend.diagnose(false).await.expect("a diagnosis");
@@ -659,7 +659,7 @@ async fn partitions_go_on_while_one_of_them_does_not_answer() {
     .await;
     for n in 0..2000 {
         let sent = queue.send(vec![new(n.to_string())]);
-        tokio::time::timeout(PATIENCE, sent).await.expect("not at the silent one").expect("sent");
+        tokio::time::timeout(TIMEOUT, sent).await.expect("not at the silent one").expect("sent");
     }
     eventually("the others are drained again", async || {
         let batch = queue.receive(Receive::up_to(1000)).await.expect("received");
@@ -686,8 +686,8 @@ async fn partitions_go_on_while_one_of_them_does_not_answer() {
                 }
             });
         };
-        let sending = tokio::spawn(async move { tokio::time::timeout(PATIENCE, send).await });
-        let found = tokio::time::timeout(PATIENCE, waiting).await.expect("in time");
+        let sending = tokio::spawn(async move { tokio::time::timeout(TIMEOUT, send).await });
+        let found = tokio::time::timeout(TIMEOUT, waiting).await.expect("in time");
         let found = found.expect("a task").expect("received").expect("a message");
         acknowledge(&queue, &found).await.expect("acknowledged");
         sending.abort();

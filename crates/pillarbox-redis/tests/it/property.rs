@@ -13,7 +13,7 @@ use crate::common::open;
 use crate::common::stored::Inspector;
 
 fn agrees_with_the_ledger(flavour: Flavour) {
-    if !flavour.is_here() {
+    if !flavour.is_installed() {
         println!("skipped: {} is not installed", flavour.name());
         return;
     }

@@ -11,7 +11,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use tokio::task::block_in_place;
 
 use crate::common::steps::{
-    PATIENCE, acknowledge, body, counts, drain, eventually, receive, send, settle,
+    TIMEOUT, acknowledge, body, counts, drain, eventually, receive, send, settle,
 };
 use crate::common::{open, queue};
 
@@ -20,7 +20,7 @@ const HOUR: Duration = Duration::from_secs(3600);
 /// Returns the error of a backend that cannot be opened.
 async fn refused(url: &str) -> String {
     let options = RedisOptions::from_url(url).expect("options");
-    let opening = tokio::time::timeout(PATIENCE, RedisBackend::open(options));
+    let opening = tokio::time::timeout(TIMEOUT, RedisBackend::open(options));
     opening.await.expect("an answer").expect_err("it cannot be opened").to_string()
 }
 
@@ -125,7 +125,7 @@ fn outdated_sentinel(primary: &RedisServer) -> u16 {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_outdated_sentinel_misleads_nobody() {
+async fn an_outdated_sentinel_does_not_mislead_clients() {
     let mut all = RedisSentinels::builder().replicas(1).start();
     let old = all.kill_primary();
     let new = block_in_place(|| {

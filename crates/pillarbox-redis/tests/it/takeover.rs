@@ -12,7 +12,7 @@ use tokio::task::{JoinHandle, block_in_place};
 
 use crate::common::family::Family;
 use crate::common::steps::{
-    PATIENCE, acknowledge, body, channels, counts, eventually, send, settle, wait_for,
+    TIMEOUT, acknowledge, body, channels, counts, eventually, send, settle, wait_for,
 };
 use crate::common::{open, queue};
 
@@ -55,7 +55,7 @@ async fn arrives(
 ) -> Delivery {
     assert!(!waiting.is_finished(), "it no longer waits");
     send(sender, text).await.unwrap_or_else(|error| panic!("{error}"));
-    let delivery = tokio::time::timeout(PATIENCE, waiting).await;
+    let delivery = tokio::time::timeout(TIMEOUT, waiting).await;
     let delivery = delivery.unwrap_or_else(|_| panic!("{text}: no wake-up arrived"));
     let delivery = delivery.expect("a task").unwrap_or_else(|error| panic!("{error}"));
     let delivery = delivery.expect("a message");
@@ -134,7 +134,7 @@ async fn long_polls_go_on_when_their_slot_moves() {
 }
 
 async fn long_polls_go_on_in_a_cluster_of(flavour: Flavour) {
-    if !flavour.is_here() {
+    if !flavour.is_installed() {
         println!("skipped: {} is not installed", flavour.name());
         return;
     }

@@ -79,10 +79,10 @@ fn check_traces(server: &RedisServer, kind: &str, queues: &[String]) -> Repeated
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../../scripts/tlaplus_trace.py");
     let output = Command::new("python3").arg(script).arg("--calls").args(&files).output();
     let output = output.expect("python3 runs");
-    let said = String::from_utf8_lossy(&output.stdout);
+    let output_text = String::from_utf8_lossy(&output.stdout);
     let failed = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{kind}: {said}{failed}");
-    println!("{kind}: {repeated:?}; {said}");
+    assert!(output.status.success(), "{kind}: {output_text}{failed}");
+    println!("{kind}: {repeated:?}; {output_text}");
     repeated
 }
 
@@ -144,7 +144,7 @@ async fn load(url: &str, name: &str, seed: u64) {
 }
 
 #[test]
-fn what_runs_under_load_is_what_the_specification_says() {
+fn traces_under_load_match_the_specification() {
     let server = RedisServer::start();
     let queues: Vec<_> = (0..traces()).map(|n| format!("load-{n}")).collect();
     on_threads(async {
@@ -158,7 +158,7 @@ fn what_runs_under_load_is_what_the_specification_says() {
 
 /// Connections break in the middle of answers, and calls are repeated.
 #[test]
-fn what_runs_when_answers_are_cut_is_what_the_specification_says() {
+fn traces_with_lost_answers_match_the_specification() {
     let server = RedisServer::start();
     let queues: Vec<_> = (0..traces()).map(|n| format!("cut-{n}")).collect();
     on_threads(async {
@@ -213,12 +213,12 @@ fn recorder_of(server: &RedisServer) -> (Runtime, Recorder) {
 #[track_caller]
 fn wait_for_calls(server: &RedisServer, queue: &str, child: &Child, least: usize) {
     while recorded(server, queue) < least {
-        child.wait_for("x", child.said("x"));
+        child.wait_for("x", child.reported("x"));
     }
 }
 
 #[test]
-fn what_runs_when_clients_are_killed_is_what_the_specification_says() {
+fn traces_with_killed_clients_match_the_specification() {
     let server = RedisServer::start();
     let (_runtime, recorder) = recorder_of(&server);
     let queues: Vec<_> = (0..traces()).map(|n| format!("client-{n}")).collect();
@@ -237,7 +237,7 @@ fn what_runs_when_clients_are_killed_is_what_the_specification_says() {
 
 /// The server restarts from its disk, which has the messages and the trace.
 #[test]
-fn what_runs_when_the_server_is_killed_is_what_the_specification_says() {
+fn traces_with_a_killed_server_match_the_specification() {
     let mut server = RedisServer::builder().appendonly("always").start();
     let (_runtime, recorder) = recorder_of(&server);
     let queues: Vec<_> = (0..traces()).map(|n| format!("server-{n}")).collect();

@@ -12,7 +12,7 @@ use pillarbox_testing::process::{Child, assignment};
 
 use crate::common::shared_backend::{SharedBackend, on_both, open};
 use crate::common::worker_process::{
-    Act, DEAD, Order, QUEUE, Setup, effects, end_with_the_parent, say, start_worker,
+    Act, DEAD, Order, QUEUE, Setup, effects, end_with_the_parent, report, start_worker,
 };
 
 /// Timeout of every step, for slow machines.
@@ -36,7 +36,7 @@ fn replayer() {
         let pass = dlq.replay().visibility(LEASE).rate(1_000, Duration::from_secs(1));
         pass.matching(is_selected).run().await.unwrap_or_else(|error| panic!("{error}"));
         backend.close().await;
-        say("replayed");
+        report("replayed");
     });
 }
 

@@ -12,7 +12,7 @@ use pillarbox_testing::on_threads;
 use pillarbox_testing::process::{Child, assignment};
 
 use crate::common::shared_backend::{SharedBackend, on_both, open};
-use crate::common::worker_process::{end_with_the_parent, say};
+use crate::common::worker_process::{end_with_the_parent, report};
 
 type Requests = Mailbox<MainLoopRequest<u64>, MainLoopResult<u64>>;
 
@@ -33,13 +33,13 @@ fn answering() {
     on_threads(async move {
         let backend = open(&url).await;
         let main_loop = MainLoop::new(requests(&backend), move |n: u64| async move {
-            say(&format!("begun {n}."));
+            report(&format!("begun {n}."));
             tokio::time::sleep(pause).await;
             n * 10
         });
         main_loop.visibility(LEASE).keep_replies_for(KEEP).run().await.expect("it works");
         backend.close().await;
-        say("ended");
+        report("ended");
     });
 }
 
@@ -52,14 +52,14 @@ fn asking() {
     on_threads(async move {
         let backend = open(&url).await;
         let client = Client::new(&requests(&backend)).expect("a client");
-        say(&format!("address {}", client.address()));
+        report(&format!("address {}", client.address()));
         for n in 0.. {
             let requests: Vec<_> =
                 (0..16).map(|more| MainLoopRequest::new(n * 16 + more)).collect();
             let mut submission = client.submit(&requests).await.expect("submitted");
             while let Some(answer) = submission.next().await {
                 answer.expect("an answer");
-                say("answered");
+                report("answered");
             }
         }
     });
@@ -196,13 +196,13 @@ fn a_client_that_waits_is_not_disturbed_by_a_sweep_of_another_process(shared: Sh
         let sweeper = Child::start("loop_processes::sweeping", &shared.url, "");
         // From now on the mailbox has been empty for long.
         tokio::time::sleep(KEEP).await;
-        sweeper.wait_for("swept", sweeper.said("swept") + 3);
+        sweeper.wait_for("swept", sweeper.reported("swept") + 3);
         assert!(reply_mailboxes(&backend).await.is_empty(), "forgotten");
         let asking = tokio::spawn({
             let client = client.clone();
             async move { client.call(&MainLoopRequest::new(7), TIMEOUT).await }
         });
-        sweeper.wait_for("swept", sweeper.said("swept") + 3);
+        sweeper.wait_for("swept", sweeper.reported("swept") + 3);
         let child = Child::start("loop_processes::answering", &shared.url, "300");
         assert_eq!(asking.await.expect("it ends").expect("an answer"), 70);
         child.kill();
@@ -223,7 +223,7 @@ fn sweeping() {
         let backend = open(&url).await;
         loop {
             sweep_replies(&backend, KEEP).await.expect("swept");
-            say("swept");
+            report("swept");
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     });

@@ -288,7 +288,7 @@ fn a_worker_that_was_suspended_beyond_its_lease_cannot_settle_and_continues(shar
             queues.send([Order { number: next, act: Act::Work(0) }]).await;
             wait_until(&shared, "the next one", |effects| effects.contains(&next));
             message.acknowledge().await.expect("it is held by us alone");
-            assert_eq!(worker.said(&format!("event succeeded {id}")), 0);
+            assert_eq!(worker.reported(&format!("event succeeded {id}")), 0);
         }
         queues.is_done().await;
         let counts = queues.counts().await;

@@ -41,7 +41,7 @@ mod tests;
 
 use std::time::Duration;
 
-use pillarbox_core::lease::{Full, Stale};
+use pillarbox_core::ledger::{Full, Stale};
 use pillarbox_core::{
     Counts, Delivery, MessageState, Nonce, Outgoing, PeekPage, Peeked, QueueName, Receipt,
     SettleAction, Timestamp,

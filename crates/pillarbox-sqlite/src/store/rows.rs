@@ -1,7 +1,7 @@
 //! Reads and writes the rows of messages, leases and queues.
 
 use bytes::Bytes;
-use pillarbox_core::lease::Full;
+use pillarbox_core::ledger::Full;
 use pillarbox_core::{Attributes, MessageId, Outgoing, QueueName, RawMessage, Receipt, Timestamp};
 use rusqlite::types::{FromSqlError, ValueRef};
 use rusqlite::{OptionalExtension, Result, Row, Statement, params};

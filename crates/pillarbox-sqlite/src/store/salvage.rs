@@ -1,7 +1,7 @@
 //! Reads as much as possible of a queue in a damaged file.
 //!
 //! Messages are returned in the order of their keys, which is that of sending. If a page of their table cannot be
-//! read, the index of ids tells which messages are on it; if that is damaged too, the next readable key is searched
+//! read, the index of ids contains the messages that are on it; if that is damaged too, the next readable key is searched
 //! for. Nothing is swept or written.
 
 use std::collections::HashMap;

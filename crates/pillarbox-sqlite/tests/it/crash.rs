@@ -99,7 +99,7 @@ fn a_process_that_is_killed_does_not_disturb_another() {
         record.add(&child.kill());
         assert_eq!(verify(&file).expect("the file can be read"), [""; 0], "after {kill} kills");
         // It continues, and does not wait for the dead one.
-        survivor.wait_for("s", survivor.said("s"));
+        survivor.wait_for("s", survivor.reported("s"));
     }
     record.add(&survivor.kill());
     println!("two processes: {}", check(&file, &record, kills + 1));
@@ -111,7 +111,7 @@ fn survives(file: &Path, start: impl FnOnce() -> Child, advice: &str, repair: im
     let child = start();
     child.wait_for("f", 50);
     repair(&child);
-    let (sent, settled) = (child.said("s"), child.said("x"));
+    let (sent, settled) = (child.reported("s"), child.reported("x"));
     child.wait_for("s", sent + 20);
     child.wait_for("x", settled + 20);
     record.add(&child.kill());

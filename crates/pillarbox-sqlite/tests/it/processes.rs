@@ -42,8 +42,8 @@ async fn a_waiter_in_another_process_is_woken_and_its_receipt_settles_here() {
     }
     waits.sort();
     println!("from the send to the receipt in the other process: median {:?}", waits[10]);
-    let said = child.finish();
-    let receipts = said.iter().filter_map(|line| line.strip_prefix("got ")?.split(' ').nth(1));
+    let lines = child.finish();
+    let receipts = lines.iter().filter_map(|line| line.strip_prefix("got ")?.split(' ').nth(1));
     let settles: Vec<_> = receipts
         .map(|text| Settle::acknowledge(text.parse::<Receipt>().expect("a receipt")))
         .collect();

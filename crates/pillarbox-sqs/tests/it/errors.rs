@@ -15,7 +15,7 @@ use crate::common::{one, only, open, open_url, queue, start};
 const LEASE: Duration = Duration::from_secs(600);
 
 #[test]
-fn what_sqs_refuses_is_an_error_of_the_contract() {
+fn refusals_of_sqs_are_errors_of_the_contract() {
     let server = start(SqsFlavour::Moto);
     block_on(async {
         let backend = open(&server, "").await;

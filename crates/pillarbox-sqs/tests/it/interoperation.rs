@@ -86,7 +86,7 @@ async fn we_send_and_boto3_receives(server: &SqsServer) {
 }
 
 #[test]
-fn boto3_and_we_understand_each_other() {
+fn boto3_and_pillarbox_read_messages_of_each_other() {
     for server in start_all() {
         println!("on {}", server.flavour().name());
         block_on(async {

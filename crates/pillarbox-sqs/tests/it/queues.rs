@@ -238,7 +238,7 @@ fn fifo_queues_keep_the_order_of_groups_and_store_nothing_twice() {
 }
 
 #[test]
-fn messages_that_were_delivered_too_often_are_moved_by_sqs_if_redrive_is_set() {
+fn messages_that_were_delivered_too_often_are_moved_by_sqs_if_configured() {
     for server in start_all() {
         println!("on {}", server.flavour().name());
         block_on(async {

@@ -36,8 +36,8 @@ use pillarbox_core::{
     Delivery, Error, MessageId, Outgoing, Peeked, Queue, Receipt, Receive, Result, Sent, Settle,
 };
 
-pub mod lasting;
-pub mod looking;
+pub mod durability;
+pub mod inspection;
 pub mod mailboxes;
 pub mod ordering;
 pub mod receiving;
@@ -74,9 +74,9 @@ macro_rules! __conformance_rules {
                 an_id_may_be_sent_again_once_acknowledged
                 an_id_twice_in_one_batch_is_stored_once
                 a_batch_answers_each_entry_in_order
-                an_invalid_entry_does_not_hold_up_the_rest
-                an_empty_batch_is_answered_empty
-                a_batch_over_the_limit_is_refused_whole
+                an_invalid_entry_does_not_affect_the_rest
+                an_empty_batch_has_an_empty_result
+                a_batch_over_the_limit_is_refused_as_a_whole
                 a_delayed_message_is_invisible_until_its_time
                 a_delay_longer_than_any_lease_delivers_once
                 a_delay_out_of_range_is_refused
@@ -84,7 +84,7 @@ macro_rules! __conformance_rules {
                 an_acknowledgement_makes_room_in_a_full_queue
                 racing_senders_do_not_overfill_a_queue
                 a_time_to_live_that_the_backend_cannot_keep_is_refused
-                a_queue_that_nobody_uses_is_deleted_after_its_time_to_live
+                an_unused_queue_is_deleted_after_its_time_to_live
             }
             receiving {
                 an_empty_queue_answers_at_once
@@ -93,20 +93,20 @@ macro_rules! __conformance_rules {
                 a_received_message_is_invisible_to_others
                 parameters_out_of_range_are_refused
                 parameters_at_their_limits_are_accepted
-                a_lease_of_no_time_delivers_and_is_over
-                a_message_left_alone_comes_back_when_its_lease_ends
+                a_lease_of_zero_delivers_and_expires_at_once
+                an_unsettled_message_is_ready_again_when_its_lease_ends
                 delivery_count_starts_at_one_and_rises_by_one
-                the_time_of_the_first_delivery_is_told_by_every_delivery_or_by_none
-                a_started_delivery_that_nobody_settles_is_counted_as_such
+                every_delivery_reports_the_time_of_the_first_or_none_does
+                a_started_delivery_that_expires_is_counted_as_unsettled
                 a_delivery_that_expires_before_it_is_started_is_no_attempt
                 a_lease_that_ends_at_once_expires_like_any_other
                 a_released_delivery_is_no_attempt
-                a_delivery_that_is_settled_is_not_counted_as_unsettled
-                a_receive_that_was_dropped_is_no_unsettled_delivery
+                a_settled_delivery_is_not_counted_as_unsettled
+                a_dropped_receive_is_no_unsettled_delivery
                 a_long_poll_ends_with_the_first_message
                 a_long_poll_sees_a_delayed_message_become_due
                 a_long_poll_sees_a_lease_end
-                a_long_poll_sees_the_lease_of_its_neighbour_end
+                a_long_poll_sees_the_lease_of_another_receiver_end
                 long_polls_see_one_message_after_the_other_become_due
                 a_long_poll_sees_a_nack
                 a_long_poll_ends_empty_after_its_wait_and_not_before
@@ -121,9 +121,9 @@ macro_rules! __conformance_rules {
                 a_nacked_message_joins_the_tail
                 an_expired_message_joins_the_tail
                 a_due_message_joins_the_tail
-                leases_that_end_together_line_up_as_they_were_given
-                what_one_batch_ends_lines_up_in_its_order
-                messages_line_up_by_the_moment_they_became_ready
+                leases_that_end_together_are_requeued_in_order_of_delivery
+                messages_settled_in_one_batch_are_requeued_in_its_order
+                messages_are_ordered_by_when_they_became_ready
             }
             settling {
                 an_acknowledged_message_is_gone
@@ -132,37 +132,37 @@ macro_rules! __conformance_rules {
                 an_extended_lease_outlives_its_first_deadline
                 extend_counts_from_now_and_may_shorten
                 every_delivery_has_a_receipt_of_its_own
-                a_receipt_is_dead_from_its_deadline_on
+                a_receipt_is_invalid_from_its_deadline_on
                 a_stale_receipt_cannot_settle_a_redelivered_message
                 a_receipt_settles_once
                 a_receipt_settles_from_another_handle_and_as_text
-                a_receipt_that_was_made_up_is_refused
+                a_forged_receipt_is_refused
                 a_batch_of_settles_answers_each_entry
                 a_settle_out_of_range_is_refused_and_keeps_the_lease
                 racing_acknowledgements_have_one_winner
-                purge_kills_every_receipt
+                purge_invalidates_every_receipt
             }
-            looking {
-                counts_tell_every_state
+            inspection {
+                counts_report_every_state
                 counts_follow_time
                 oldest_age_is_that_of_the_next_message
                 sent_counts_what_was_stored_and_outlives_purges
-                a_count_tells_the_time_of_the_clock_that_stamps_messages
+                a_count_has_the_time_of_the_clock_that_stamps_messages
                 a_sound_backend_has_no_problem_and_diagnosing_changes_nothing
-                purge_says_how_many_and_leaves_none
+                purge_returns_the_number_deleted_and_leaves_none
                 peek_shows_every_state_and_delivers_nothing
                 peek_shows_an_expired_delivery_as_soon_as_its_lease_has_ended
                 peek_pages_through_a_queue_of_any_length
-                looking_changes_nothing
+                inspection_changes_nothing
                 a_queue_with_messages_is_listed
                 a_queue_that_was_drained_holds_nothing
             }
-            lasting {
+            durability {
                 messages_outlive_a_restart
                 delivery_counts_outlive_a_restart
                 unsettled_deliveries_outlive_a_restart
                 leases_outlive_a_restart
-                time_passes_over_a_restart
+                time_passes_during_a_restart
                 sent_outlives_a_restart
             }
             mailboxes {
@@ -437,8 +437,8 @@ mod tests {
             include_str!("receiving.rs"),
             include_str!("ordering.rs"),
             include_str!("settling.rs"),
-            include_str!("lasting.rs"),
-            include_str!("looking.rs"),
+            include_str!("durability.rs"),
+            include_str!("inspection.rs"),
             include_str!("mailboxes.rs"),
         ];
         let mut rules = 0;

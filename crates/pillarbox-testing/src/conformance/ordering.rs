@@ -1,4 +1,4 @@
-//! FIFO by the moment of becoming ready.
+//! FIFO by the time of becoming ready.
 
 use std::time::Duration;
 
@@ -35,7 +35,7 @@ pub async fn a_nacked_message_joins_the_tail(s: &Subject) {
     assert_eq!(bodies(&queue.take(10, LONG).await), ["c", "b", "a"]);
 }
 
-/// So is an expired one.
+/// An expired message is behind those that were ready.
 pub async fn an_expired_message_joins_the_tail(s: &Subject) {
     needs!(s: fifo);
     let queue = queue_of(s, &["a", "b"]).await;
@@ -44,7 +44,7 @@ pub async fn an_expired_message_joins_the_tail(s: &Subject) {
     assert_eq!(bodies(&queue.take(10, LONG).await), ["b", "a"]);
 }
 
-/// So is a delayed one, sent or nacked with a delay.
+/// A message sent or nacked with a delay is behind those that were ready.
 pub async fn a_due_message_joins_the_tail(s: &Subject) {
     needs!(s: fifo);
     let queue = queue_of(s, &["a", "b"]).await;
@@ -56,7 +56,7 @@ pub async fn a_due_message_joins_the_tail(s: &Subject) {
 }
 
 /// Of those that become ready at the same moment, the one delivered first is first.
-pub async fn leases_that_end_together_line_up_as_they_were_given(s: &Subject) {
+pub async fn leases_that_end_together_are_requeued_in_order_of_delivery(s: &Subject) {
     needs!(s: fifo);
     let queue = queue_of(s, &["a", "b", "c"]).await;
     let first = queue.take_one(LONG).await;
@@ -66,8 +66,8 @@ pub async fn leases_that_end_together_line_up_as_they_were_given(s: &Subject) {
     assert_eq!(bodies(&queue.take(10, LONG).await), ["b", "c", "a"]);
 }
 
-/// So are those that are settled in one batch, by any action.
-pub async fn what_one_batch_ends_lines_up_in_its_order(s: &Subject) {
+/// In the order of the entries, for any action.
+pub async fn messages_settled_in_one_batch_are_requeued_in_its_order(s: &Subject) {
     needs!(s: fifo);
     let queue = queue_of(s, &["a", "b", "c", "d"]).await;
     let all = queue.take(4, LONG).await;
@@ -83,8 +83,8 @@ pub async fn what_one_batch_ends_lines_up_in_its_order(s: &Subject) {
     assert_eq!(bodies(&queue.take(10, LONG).await), ["c", "a", "b", "d"]);
 }
 
-/// The moment itself counts, not when it was noticed.
-pub async fn messages_line_up_by_the_moment_they_became_ready(s: &Subject) {
+/// The time of becoming ready counts, not that of noticing it.
+pub async fn messages_are_ordered_by_when_they_became_ready(s: &Subject) {
     needs!(s: fifo);
     let queue = queue_of(s, &["expires at 12", "due again at 8", "never left"]).await;
     let pair = queue.take(2, s.ticks(12)).await;

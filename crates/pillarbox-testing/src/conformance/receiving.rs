@@ -87,7 +87,7 @@ pub async fn parameters_at_their_limits_are_accepted(s: &Subject) {
 }
 
 /// Each receive delivers each message once, and the receipt has expired on arrival.
-pub async fn a_lease_of_no_time_delivers_and_is_over(s: &Subject) {
+pub async fn a_lease_of_zero_delivers_and_expires_at_once(s: &Subject) {
     needs!(s: strict_receipts, fifo);
     let queue = queue_of(s, &["a", "b"]).await;
     for count in 1..=3 {
@@ -100,8 +100,8 @@ pub async fn a_lease_of_no_time_delivers_and_is_over(s: &Subject) {
     }
 }
 
-/// A receiver that dies leaves nothing in flight for ever (a known defect of asynq and river).
-pub async fn a_message_left_alone_comes_back_when_its_lease_ends(s: &Subject) {
+/// A receiver that dies leaves nothing in flight forever (a known defect of asynq and river).
+pub async fn an_unsettled_message_is_ready_again_when_its_lease_ends(s: &Subject) {
     let queue = queue_of(s, &["x"]).await;
     drop(queue.take_one(s.ticks(6)).await);
     s.pass(1).await;
@@ -129,7 +129,7 @@ pub async fn delivery_count_starts_at_one_and_rises_by_one(s: &Subject) {
 }
 
 /// By the clock that stamps messages, and the same at every delivery.
-pub async fn the_time_of_the_first_delivery_is_told_by_every_delivery_or_by_none(s: &Subject) {
+pub async fn every_delivery_reports_the_time_of_the_first_or_none_does(s: &Subject) {
     let queue = queue_of(s, &["x"]).await;
     if s.capabilities().peek {
         assert_eq!(only(queue.shown(1).await).message.first_received_at, None);
@@ -148,7 +148,7 @@ pub async fn the_time_of_the_first_delivery_is_told_by_every_delivery_or_by_none
 }
 
 /// 0 at first, and one more for each started delivery whose lease expires, also if several expire together.
-pub async fn a_started_delivery_that_nobody_settles_is_counted_as_such(s: &Subject) {
+pub async fn a_started_delivery_that_expires_is_counted_as_unsettled(s: &Subject) {
     needs!(s: counts_unsettled);
     let queue = queue_of(s, &["a", "b", "c"]).await;
     for unsettled in 0..4 {
@@ -239,7 +239,7 @@ fn ended(delivery: &Delivery) -> (u32, u32, u32) {
 
 /// Neither a nack, nor the end of its delay, nor an extension changes the number, whether or not earlier
 /// deliveries were unsettled.
-pub async fn a_delivery_that_is_settled_is_not_counted_as_unsettled(s: &Subject) {
+pub async fn a_settled_delivery_is_not_counted_as_unsettled(s: &Subject) {
     needs!(s: counts_unsettled);
     let queue = s.queue();
     queue.put_delayed("x", s.ticks(1)).await;
@@ -270,7 +270,7 @@ pub async fn a_delivery_that_is_settled_is_not_counted_as_unsettled(s: &Subject)
 }
 
 /// Messages that it had claimed come back unchanged, as if they had not been delivered.
-pub async fn a_receive_that_was_dropped_is_no_unsettled_delivery(s: &Subject) {
+pub async fn a_dropped_receive_is_no_unsettled_delivery(s: &Subject) {
     needs!(s: counts_unsettled);
     let queue = queue_of(s, &["x"]).await;
     let first = queue.take_one(LONG).await;
@@ -349,7 +349,7 @@ pub async fn a_long_poll_sees_a_lease_end(s: &Subject) {
 }
 
 /// Also the lease of a receiver that waited at the same time.
-pub async fn a_long_poll_sees_the_lease_of_its_neighbour_end(s: &Subject) {
+pub async fn a_long_poll_sees_the_lease_of_another_receiver_end(s: &Subject) {
     let queue = s.queue();
     let request = Receive::one().visibility(s.ticks(4)).wait(long_wait(s));
     let neighbours = [(); 2].map(|()| spawn_receive(&queue, request));
@@ -392,7 +392,7 @@ pub async fn a_long_poll_sees_a_nack(s: &Subject) {
     }
 }
 
-/// The wait is as long as requested.
+/// The wait has the requested duration.
 pub async fn a_long_poll_ends_empty_after_its_wait_and_not_before(s: &Subject) {
     let queue = s.queue();
     let start = Instant::now();

@@ -196,7 +196,7 @@ pub async fn a_batch_answers_each_entry_in_order(s: &Subject) {
 }
 
 /// Entries fail one by one.
-pub async fn an_invalid_entry_does_not_hold_up_the_rest(s: &Subject) {
+pub async fn an_invalid_entry_does_not_affect_the_rest(s: &Subject) {
     let queue = s.queue();
     let (mut no_address, mut no_name) = (Outgoing::new("bad"), Outgoing::new("bad"));
     no_address.reply_to = Some("".into());
@@ -215,14 +215,14 @@ pub async fn an_invalid_entry_does_not_hold_up_the_rest(s: &Subject) {
 }
 
 /// No entries, no results, no error.
-pub async fn an_empty_batch_is_answered_empty(s: &Subject) {
+pub async fn an_empty_batch_has_an_empty_result(s: &Subject) {
     let queue = s.queue();
     assert!(queue.send(Vec::new()).await.expect("answered").is_empty());
     assert!(queue.settle(Vec::new()).await.expect("answered").is_empty());
 }
 
 /// One entry too many, and nothing is done.
-pub async fn a_batch_over_the_limit_is_refused_whole(s: &Subject) {
+pub async fn a_batch_over_the_limit_is_refused_as_a_whole(s: &Subject) {
     let queue = s.queue();
     let batch = (0..=s.capabilities().max_batch).map(|_| Outgoing::new("x")).collect();
     assert_invalid(queue.send(batch).await);
@@ -346,7 +346,7 @@ pub async fn a_time_to_live_that_the_backend_cannot_keep_is_refused(s: &Subject)
 }
 
 /// With its messages; other queues keep theirs.
-pub async fn a_queue_that_nobody_uses_is_deleted_after_its_time_to_live(s: &Subject) {
+pub async fn an_unused_queue_is_deleted_after_its_time_to_live(s: &Subject) {
     needs!(s: default_ttl);
     let kept = s.queue();
     kept.put("x").await;

@@ -81,7 +81,7 @@ pub async fn every_delivery_has_a_receipt_of_its_own(s: &Subject) {
 }
 
 /// Whether or not the message was requeued yet: the result does not depend on a sweep.
-pub async fn a_receipt_is_dead_from_its_deadline_on(s: &Subject) {
+pub async fn a_receipt_is_invalid_from_its_deadline_on(s: &Subject) {
     needs!(s: strict_receipts);
     let queue = queue_of(s, &["a", "b", "c"]).await;
     let expired = queue.take(3, s.ticks(1)).await;
@@ -138,7 +138,7 @@ pub async fn a_receipt_settles_from_another_handle_and_as_text(s: &Subject) {
 }
 
 /// The right message is not enough, nor is the right receipt on another queue.
-pub async fn a_receipt_that_was_made_up_is_refused(s: &Subject) {
+pub async fn a_forged_receipt_is_refused(s: &Subject) {
     needs!(s: strict_receipts);
     let (queue, other) = (s.queue(), s.queue());
     let id = queue.put("x").await;
@@ -209,7 +209,7 @@ pub async fn racing_acknowledgements_have_one_winner(s: &Subject) {
 }
 
 /// A purge ends every delivery, also for a message that is sent again under the same id.
-pub async fn purge_kills_every_receipt(s: &Subject) {
+pub async fn purge_invalidates_every_receipt(s: &Subject) {
     needs!(s: strict_receipts);
     let queue = s.queue();
     let id = queue.put("x").await;

@@ -366,20 +366,20 @@ struct FakeQueue {
 /// State shared by all handles of the fake queue.
 #[derive(Debug, Default)]
 struct Shared {
-    state: Mutex<State>,
+    state: Mutex<FakeState>,
     /// Notifies waiting receives of a connection error.
     broken: Notify,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct FakeState {
     connection_error: Option<String>,
     pasts: HashMap<MessageId, Past>,
     sent: Vec<Outgoing>,
 }
 
 impl FakeQueue {
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, FakeState> {
         lock(&self.shared.state)
     }
 
@@ -489,7 +489,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_past_of_an_injected_message_ends_with_it() {
+    async fn the_deliveries_of_an_injected_message_end_with_it() {
         let fake: FakeMailbox<u32> = FakeMailbox::new();
         let id = fake.inject(Injected::json(&7).delivered(u32::MAX));
         for message in fake.receive(Receive::one()).await.unwrap() {
@@ -503,7 +503,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_fake_has_a_name_and_neighbours_and_other_handles_of_it_are_fakes_too() {
+    async fn a_fake_has_a_name_a_backend_and_other_handles() {
         let fake: FakeMailbox<u32> = FakeMailbox::named("orders");
         assert_eq!(fake.name().as_str(), "orders");
         let other: Mailbox<u32> = fake.backend().mailbox("orders").unwrap();
@@ -528,7 +528,7 @@ mod tests {
     }
 
     #[test]
-    fn an_injected_message_is_a_raw_one_with_a_past() {
+    fn an_injected_message_has_the_given_deliveries() {
         let id = MessageId::new();
         let injected = Injected::json(&7).id(id).delivered(2).unsettled(1).reply_to("answers");
         let message = RawMessage::from(injected);

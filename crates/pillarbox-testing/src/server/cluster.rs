@@ -393,7 +393,7 @@ mod tests {
     use super::*;
 
     fn here() -> impl Iterator<Item = Flavour> {
-        Flavour::ALL.into_iter().filter(|flavour| flavour.is_here())
+        Flavour::ALL.into_iter().filter(|flavour| flavour.is_installed())
     }
 
     /// Writes a key, and returns its primary and the replica that has it.
@@ -442,7 +442,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cluster_lets_its_primaries_take_turns_and_loses_nothing() {
+    fn repeated_failovers_of_a_cluster_lose_nothing() {
         let cluster = RedisCluster::builder().primaries(1).replicas(2).start();
         cluster.node(0).command(&["SET", "key", "value"]);
         let mut primary = 0;
@@ -458,7 +458,7 @@ mod tests {
     }
 
     #[test]
-    fn a_primary_that_hangs_is_replaced_and_finds_its_place_when_it_goes_on() {
+    fn a_primary_that_hangs_is_replaced_and_becomes_a_replica_when_it_resumes() {
         let cluster = RedisCluster::builder().flavour(Flavour::Redis).start();
         cluster.node(1).pause();
         assert_eq!(cluster.wait_for_promotion(1), 4);

@@ -84,7 +84,7 @@ impl RedisSentinelsBuilder {
     ///
     /// If the program is not installed, one does not start, or they do not find each other.
     pub fn start(self) -> RedisSentinels {
-        assert!(self.sentinels > 0, "somebody watches");
+        assert!(self.sentinels > 0, "at least one sentinel");
         let mut servers: Vec<RedisServer> = Vec::new();
         for _ in 0..=self.replicas {
             let mut server = self.server.clone();
@@ -475,7 +475,7 @@ mod tests {
 
     #[test]
     fn sentinels_of_every_flavour_make_a_replica_the_primary_when_it_dies() {
-        for flavour in Flavour::ALL.into_iter().filter(|flavour| flavour.is_here()) {
+        for flavour in Flavour::ALL.into_iter().filter(|flavour| flavour.is_installed()) {
             let started = Instant::now();
             let mut all = RedisSentinels::builder().flavour(flavour).start();
             println!("{} sentinels started within {:?}", flavour.name(), started.elapsed());
@@ -514,9 +514,9 @@ mod tests {
     }
 
     #[test]
-    fn sentinels_hand_over_while_all_is_well() {
+    fn sentinels_fail_over_while_all_servers_run() {
         for flavour in [Flavour::Redis, Flavour::Valkey] {
-            if !flavour.is_here() {
+            if !flavour.is_installed() {
                 continue;
             }
             let all = RedisSentinels::builder().flavour(flavour).start();

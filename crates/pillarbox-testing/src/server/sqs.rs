@@ -41,7 +41,7 @@ impl SqsFlavour {
     }
 
     /// Whether its program is installed.
-    pub fn is_here(self) -> bool {
+    pub fn is_installed(self) -> bool {
         self.program().is_some()
     }
 
@@ -237,7 +237,7 @@ mod tests {
 
     #[test]
     fn every_installed_flavour_starts_and_stops() {
-        for flavour in SqsFlavour::ALL.into_iter().filter(|flavour| flavour.is_here()) {
+        for flavour in SqsFlavour::ALL.into_iter().filter(|flavour| flavour.is_installed()) {
             let server = SqsServer::start(flavour);
             let (port, pid) = (server.port(), server.pid());
             assert!(lists_queues(port).expect("an answer"), "{flavour:?}");
@@ -251,6 +251,6 @@ mod tests {
     /// The suite of SQS says what is missing; it does not pass because nothing was tested.
     #[test]
     fn moto_is_installed() {
-        assert!(SqsFlavour::Moto.is_here(), "moto is not here; `make setup` installs it");
+        assert!(SqsFlavour::Moto.is_installed(), "moto is not installed; run `make setup`");
     }
 }

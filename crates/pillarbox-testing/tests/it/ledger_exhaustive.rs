@@ -11,7 +11,7 @@ use std::collections::HashSet;
 use std::hash::{Hash, Hasher};
 use std::time::Duration;
 
-use pillarbox_core::lease::Ledger;
+use pillarbox_core::ledger::Ledger;
 use pillarbox_core::{
     MessageId, MessageState, Nonce, Outgoing, RawMessage, Receipt, Sent, SettleAction, Timestamp,
 };
@@ -483,7 +483,7 @@ impl Model for LedgerModel {
                 world.ledger.clone().counts(world.now).sent == Some(stored as u64)
             }),
             Property::always(
-                "what nobody settles or a release ends is counted",
+                "deliveries that expire or are released are counted",
                 |_, world: &World| {
                     let view = world.view();
                     view.iter().all(|(message, count, surplus, ..)| {

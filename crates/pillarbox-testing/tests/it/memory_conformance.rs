@@ -3,7 +3,7 @@
 use pillarbox_core::{Mailboxes, MemoryBackend, MessageId};
 use pillarbox_testing::Subject;
 
-/// A backend with a unique name. One handle is kept open, because a memory backend lives only as long as its
+/// A backend with a unique name. One handle is kept open, because a memory backend is deleted with the last of its
 /// handles; opening it again by its name simulates a restart.
 fn subject() -> Subject {
     let name = MessageId::new().to_string();

@@ -72,7 +72,7 @@ fn it_finds_a_queue_that_takes_nacks_for_unsettled_deliveries() {
 }
 
 #[test]
-fn it_finds_a_queue_that_says_it_stored_what_it_had() {
+fn it_finds_a_queue_that_reports_duplicates_as_stored() {
     finds(Breakage::CallsAllNew);
 }
 

@@ -78,7 +78,7 @@ impl Sources {
         Self {
             conformance: read_all("crates/pillarbox-testing/src/conformance", ".rs"),
             ledger: in_one_line(
-                &(read("crates/pillarbox-core/src/lease/tests.rs")
+                &(read("crates/pillarbox-core/src/ledger/tests.rs")
                     + &read("crates/pillarbox-testing/tests/it/ledger_exhaustive.rs")),
             ),
             checked: words.map(str::to_owned).collect(),
@@ -191,7 +191,7 @@ fn with(text: &str, old: &str, new: &str) -> String {
 }
 
 #[test]
-fn whatever_is_wrong_with_a_table_is_found() {
+fn every_defect_of_a_table_is_found() {
     let (design, verification) = (read("docs/design.md"), read("docs/verification.md"));
     let sources = Sources::here();
     let find = |design: &str, verification: &str| problems(design, verification, &sources);
@@ -287,7 +287,7 @@ fn every_check_of_the_models_has_a_row_with_what_came_of_it() {
 }
 
 #[test]
-fn whatever_is_wrong_with_a_row_of_a_check_is_found() {
+fn every_defect_of_a_row_of_a_check_is_found() {
     let (verification, checks) = (read("docs/verification.md"), checks());
     let found = |old: &str, new: &str| misreported(&with(&verification, old, new), &checks);
     assert_eq!(found("| `redis-full` |", "| `redis-fuller` |").len(), 2);
@@ -390,7 +390,7 @@ fn the_number_of_an_invariant_means_one_thing_everywhere() {
 }
 
 #[test]
-fn whatever_is_wrong_with_a_number_is_found() {
+fn every_defect_of_a_number_is_found() {
     let verification = read("docs/verification.md");
     let sources = Sources::here();
     let found = |old: &str, new: &str| misnumbered(&with(&verification, old, new), &[], &sources);

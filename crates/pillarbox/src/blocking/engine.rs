@@ -133,7 +133,7 @@ impl Drop for Background {
     }
 }
 
-/// How a thread waits.
+/// Way in which a thread waits.
 enum WaitMode {
     /// It sleeps.
     Park,

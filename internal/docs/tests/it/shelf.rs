@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use pillarbox_core::lease::{Full, Ledger, Stale};
+use pillarbox_core::ledger::{Full, Ledger, Stale};
 use pillarbox_core::{
     Backend, BoxFuture, Capabilities, Clock, Counts, Cursor, Delivery, Diagnosis, Error, Gate,
     Mailboxes, Nonce, Outgoing, PeekPage, Queue, QueueName, QueueOptions, Receive, Result, Sent,

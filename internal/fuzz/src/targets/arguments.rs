@@ -114,7 +114,7 @@ pub(super) fn run(input: &[u8]) {
 /// Whether a text contains the secret once control characters are removed, as errors do.
 fn may_read_as_secret(text: &str) -> bool {
     let mut rest = text.chars();
-    SECRET.chars().all(|letter| rest.any(|c| c == letter))
+    SECRET.chars().all(|character| rest.any(|c| c == character))
 }
 
 /// Returns the value of an argument, without the name of its option.

@@ -6,7 +6,7 @@ use pillarbox_core::{BodyEncoding, Json, MessagePack, ReadableBody};
 use serde_json::Value;
 
 use super::accepted;
-use super::letters::round_trip;
+use super::stored_messages::round_trip;
 use crate::driver::record_outcome;
 
 pub(super) const WORDS: &[&str] = &[

@@ -6,13 +6,13 @@
 mod arguments;
 mod bodies;
 mod evals;
-mod letters;
 mod lines;
 mod names;
 mod receipts;
 mod redis;
 mod sqlite;
 mod sqs;
+mod stored_messages;
 mod urls;
 mod values;
 
@@ -30,8 +30,18 @@ pub const ALL: &[Target] = &[
     Target { name: "redis-server", run: redis::server, words: redis::SERVER, inputs: 60_000 },
     Target { name: "sqlite-row", run: sqlite::run, words: sqlite::WORDS, inputs: 40_000 },
     Target { name: "sqs-message", run: sqs::run, words: sqs::WORDS, inputs: 20_000 },
-    Target { name: "dead-letter", run: letters::letter, words: letters::LETTER, inputs: 20_000 },
-    Target { name: "loop-message", run: letters::message, words: letters::MESSAGE, inputs: 20_000 },
+    Target {
+        name: "dead-letter",
+        run: stored_messages::dead_letter,
+        words: stored_messages::DEAD_LETTER,
+        inputs: 20_000,
+    },
+    Target {
+        name: "loop-message",
+        run: stored_messages::message,
+        words: stored_messages::MESSAGE,
+        inputs: 20_000,
+    },
     Target { name: "load", run: lines::load, words: lines::LOAD, inputs: 20_000 },
     Target { name: "send", run: lines::send, words: lines::SEND, inputs: 3_000 },
     Target { name: "arguments", run: arguments::run, words: arguments::WORDS, inputs: 3_000 },

@@ -132,7 +132,7 @@ pub(super) fn reply(input: &[u8]) {
                 let is_given = given.iter().map(|given| !given.is_empty());
                 record_outcome(&format!("{:?}", is_given.collect::<Vec<_>>()));
                 for (given, wanted) in given.iter().zip(&numbers) {
-                    assert!(given.len() <= *wanted, "nobody is given more than was asked for");
+                    assert!(given.len() <= *wanted, "no receive is given more than it asked for");
                     for delivery in given {
                         assert_eq!(delivery.receipt.message_id(), Some(delivery.message.id));
                         assert!(delivery.message.delivery_count > 0, "it is delivered");

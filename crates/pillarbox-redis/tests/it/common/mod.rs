@@ -42,7 +42,7 @@ pub(crate) async fn start_queue() -> (RedisServer, Mailboxes, Arc<dyn Queue>) {
 /// Creates a subject on a server of its own, which a rule may kill and restart. `None` if this flavour is not
 /// installed.
 pub(crate) async fn subject(flavour: Flavour) -> Option<Subject> {
-    if !flavour.is_here() {
+    if !flavour.is_installed() {
         println!("skipped: {} is not installed", flavour.name());
         return None;
     }
@@ -71,7 +71,7 @@ pub(crate) async fn subject(flavour: Flavour) -> Option<Subject> {
 /// Creates a subject on a cluster of its own, of three primaries with a replica each, all of which a rule may
 /// kill and restart. `options` are appended to the URL.
 pub(crate) async fn cluster_subject(flavour: Flavour, options: &str) -> Option<Subject> {
-    if !flavour.is_here() {
+    if !flavour.is_installed() {
         println!("skipped: {} is not installed", flavour.name());
         return None;
     }

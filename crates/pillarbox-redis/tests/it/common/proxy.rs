@@ -10,7 +10,7 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 /// Time within which an event at the proxy must happen.
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Treatment of new connections.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -136,7 +136,7 @@ impl Proxy {
 
     async fn reaches(&self, count: &watch::Sender<usize>, least: usize, what: &str) {
         let mut count = count.subscribe();
-        let reached = tokio::time::timeout(PATIENCE, count.wait_for(|count| *count >= least));
+        let reached = tokio::time::timeout(TIMEOUT, count.wait_for(|count| *count >= least));
         reached.await.unwrap_or_else(|_| panic!("timed out before {what}")).expect("a proxy");
     }
 }

@@ -90,7 +90,7 @@ fn connection(server: &RedisServer) -> redis::Connection {
     redis::Client::open(server.url()).and_then(|client| client.get_connection()).expect("a server")
 }
 
-/// Bodies may be binary, which is replaced. Nobody reads them.
+/// Binary bodies are replaced, since they are never read.
 fn to_json(value: Value) -> serde_json::Value {
     match value {
         Value::Array(values) => values.into_iter().map(to_json).collect(),

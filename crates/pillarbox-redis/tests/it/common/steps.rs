@@ -7,7 +7,7 @@ use pillarbox_core::{Delivery, MessageId, Outgoing, Queue, Receive, Result, Sett
 use pillarbox_testing::server::RedisServer;
 
 /// Time within which what a test waits for must happen, on a busy machine.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Sends a message with this body.
 pub(crate) async fn send(queue: &Arc<dyn Queue>, body: &str) -> Result<MessageId> {
@@ -71,7 +71,7 @@ pub(crate) async fn counts(queue: &Arc<dyn Queue>) -> (u64, u64, u64, u64) {
 pub(crate) async fn eventually(what: &str, mut condition: impl AsyncFnMut() -> bool) {
     let start = Instant::now();
     while !condition().await {
-        assert!(start.elapsed() < PATIENCE, "timed out before {what}");
+        assert!(start.elapsed() < TIMEOUT, "timed out before {what}");
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
 }

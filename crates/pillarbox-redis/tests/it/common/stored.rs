@@ -7,7 +7,7 @@ use pillarbox_core::{MessageId, MessageState, QueueName};
 use pillarbox_redis::redis;
 use pillarbox_testing::Expected;
 
-use super::steps::PATIENCE;
+use super::steps::TIMEOUT;
 
 /// The keys of a queue at one moment.
 #[derive(Debug)]
@@ -42,8 +42,8 @@ impl Stored {
     /// Reads the keys at one node of a cluster. Fails if it does not have them.
     async fn read_at(client: &redis::Client, queue: &QueueName) -> redis::RedisResult<Self> {
         let config = redis::AsyncConnectionConfig::new()
-            .set_connection_timeout(Some(PATIENCE))
-            .set_response_timeout(Some(PATIENCE));
+            .set_connection_timeout(Some(TIMEOUT))
+            .set_response_timeout(Some(TIMEOUT));
         let connection = client.get_multiplexed_async_connection_with_config(&config).await;
         let mut connection = connection.expect("a connection");
         let mut command = redis::cmd("EVAL");

@@ -11,7 +11,7 @@ use pillarbox_testing::{block_on, on_threads};
 use serde::{Deserialize, Serialize};
 
 use super::shared_backend::{SharedBackend, open};
-use super::worker_process::{end_with_the_parent, say};
+use super::worker_process::{end_with_the_parent, report};
 
 /// The queues of the two loops, which have the same names.
 pub(crate) const QUEUES: [&str; 2] = ["orders", "reports"];
@@ -59,7 +59,7 @@ pub(crate) fn serve() {
         let backend = open(&url).await;
         let mut group = LoopGroup::new().watchdog(setup.watchdog).drain_for(setup.drain);
         if setup.has_hook {
-            group = group.on_stuck(|stuck| say(&format!("stuck {stuck}")));
+            group = group.on_stuck(|stuck| report(&format!("stuck {stuck}")));
         }
         let mut events = Vec::new();
         for queue in QUEUES {
@@ -72,23 +72,23 @@ pub(crate) fn serve() {
             std::thread::spawn(move || {
                 block_on(async {
                     while let Some(event) = events.next().await {
-                        say(&format!("event {queue} {}", event.name()));
+                        report(&format!("event {queue} {}", event.name()));
                     }
                 });
             })
         });
         let listeners: Vec<_> = listeners.collect();
-        let report = match group.run().await {
+        let outcome = match group.run().await {
             Ok(report) => report,
             Err(error) => {
-                say(&format!("failed {error}"));
+                report(&format!("failed {error}"));
                 std::process::exit(1);
             }
         };
         backend.close().await;
         listeners.into_iter().for_each(|listener| listener.join().expect("the listener ends"));
-        for one in &report.loops {
-            say(&format!("done {} {}", one.name, one.stats.succeeded));
+        for one in &outcome.loops {
+            report(&format!("done {} {}", one.name, one.stats.succeeded));
         }
     });
 }
@@ -99,7 +99,7 @@ fn worker(backend: &Mailboxes, queue: &'static str, setup: &Setup) -> impl Runna
 }
 
 async fn handle(job: Job, heartbeat: Heartbeat, Context(queue): Context<&'static str>) -> Outcome {
-    say(&format!("begun {queue}"));
+    report(&format!("begun {queue}"));
     match job {
         Job::Work(millis) => tokio::time::sleep(Duration::from_millis(millis)).await,
         Job::Endless => std::future::pending().await,

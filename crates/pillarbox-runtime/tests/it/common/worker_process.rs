@@ -13,7 +13,7 @@ use pillarbox_runtime::{Event, Outcome, Runnable, Worker};
 use pillarbox_sqlite::rusqlite::{Connection, TransactionBehavior};
 use pillarbox_sqlite::transaction;
 use pillarbox_testing::process::{Child, assignment};
-pub(crate) use pillarbox_testing::process::{end_with_the_parent, say};
+pub(crate) use pillarbox_testing::process::{end_with_the_parent, report};
 use pillarbox_testing::{block_on, on_threads};
 use serde::{Deserialize, Serialize};
 
@@ -108,7 +108,7 @@ fn work() {
             block_on(async {
                 while let Some(event) = events.next().await {
                     let id = event.about().map(|about| about.message_id.to_string());
-                    say(&format!("event {} {}", event.name(), id.unwrap_or_default()));
+                    report(&format!("event {} {}", event.name(), id.unwrap_or_default()));
                     if matches!(event, Event::Drained) {
                         break;
                     }
@@ -118,7 +118,7 @@ fn work() {
         let stats = worker.run().await.unwrap_or_else(|error| panic!("{error}"));
         backend.close().await;
         listener.join().expect("the listener ends");
-        say(&format!("stats leases_lost={}", stats.leases_lost));
+        report(&format!("stats leases_lost={}", stats.leases_lost));
     });
 }
 
@@ -130,7 +130,7 @@ async fn handle(
 ) -> Outcome {
     let Order { number, act } = order;
     // The dot ends the number, since lines are found by their prefix.
-    say(&format!("begun {number}."));
+    report(&format!("begun {number}."));
     match act {
         Act::Work(millis) => {
             tokio::time::sleep(Duration::from_millis(millis)).await;
@@ -138,7 +138,7 @@ async fn handle(
         }
         Act::UntilLost => {
             heartbeat.lost().await;
-            say(&format!("lost {number}."));
+            report(&format!("lost {number}."));
         }
         Act::Endless => pending().await,
         Act::Block(seconds) => std::thread::sleep(Duration::from_secs(seconds)),
@@ -164,9 +164,9 @@ fn record(effects: &Path, number: u64) {
 /// Has an effect that outlives the process and acknowledges its order, in one transaction.
 fn book(file: &Path, Order { number, act }: Order, about: &Metadata) -> pillarbox_core::Result<()> {
     let hold = |commits| {
-        let is_here = matches!(act, Act::BookAndHold { commits: when } if when == commits);
-        if is_here && about.delivery_count() == 1 {
-            say(&format!("holding {number}."));
+        let is_installed = matches!(act, Act::BookAndHold { commits: when } if when == commits);
+        if is_installed && about.delivery_count() == 1 {
+            report(&format!("holding {number}."));
             loop {
                 std::thread::park();
             }

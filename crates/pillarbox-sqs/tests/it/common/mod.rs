@@ -23,7 +23,7 @@ pub(crate) fn start(flavour: SqsFlavour) -> SqsServer {
 
 /// Starts a server, if it is installed.
 pub(crate) fn start_if_installed(flavour: SqsFlavour) -> Option<SqsServer> {
-    if !flavour.is_here() {
+    if !flavour.is_installed() {
         println!("skipped: {} is not installed", flavour.name());
         return None;
     }

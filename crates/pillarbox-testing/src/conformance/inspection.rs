@@ -9,7 +9,7 @@ use super::{LONG, Steps, assert_invalid, needs, only, queue_of};
 use crate::Subject;
 
 /// Ready, in flight and delayed, and their sum.
-pub async fn counts_tell_every_state(s: &Subject) {
+pub async fn counts_report_every_state(s: &Subject) {
     needs!(s: exact_counts);
     let queue = s.queue();
     assert_eq!(queue.states().await, (0, 0, 0));
@@ -24,7 +24,7 @@ pub async fn counts_tell_every_state(s: &Subject) {
     assert_eq!(queue.counts().await.expect("counts").total(), 4);
 }
 
-/// A message that became ready by time alone counts as ready, even if nobody has asked for it yet.
+/// A message that became ready by time alone counts as ready, even if no receive has asked for it yet.
 pub async fn counts_follow_time(s: &Subject) {
     needs!(s: exact_counts);
     let queue = queue_of(s, &["expires"]).await;
@@ -93,7 +93,7 @@ pub async fn sent_counts_what_was_stored_and_outlives_purges(s: &Subject) {
 
 /// The time of a count lies between the timestamps of messages sent before and after it, to within a second,
 /// which is the precision of some servers.
-pub async fn a_count_tells_the_time_of_the_clock_that_stamps_messages(s: &Subject) {
+pub async fn a_count_has_the_time_of_the_clock_that_stamps_messages(s: &Subject) {
     let queue = queue_of(s, &["before"]).await;
     s.pass(2).await;
     let counted_at = queue.counts().await.expect("counts").counted_at;
@@ -110,7 +110,7 @@ pub async fn a_count_tells_the_time_of_the_clock_that_stamps_messages(s: &Subjec
 }
 
 /// Messages in every state.
-pub async fn purge_says_how_many_and_leaves_none(s: &Subject) {
+pub async fn purge_returns_the_number_deleted_and_leaves_none(s: &Subject) {
     needs!(s: exact_counts);
     let queue = queue_of(s, &["a", "b", "c"]).await;
     queue.put_delayed("d", s.ticks(4)).await;
@@ -212,7 +212,7 @@ pub async fn peek_pages_through_a_queue_of_any_length(s: &Subject) {
 }
 
 /// Monitoring has no side effects at any rate (a known defect of asynqmon).
-pub async fn looking_changes_nothing(s: &Subject) {
+pub async fn inspection_changes_nothing(s: &Subject) {
     needs!(s: peek, fifo, exact_counts);
     let queue = queue_of(s, &["a", "b"]).await;
     let delivery = queue.take_one(LONG).await;

@@ -12,7 +12,7 @@ use serde_json::Value;
 use super::accepted;
 use crate::driver::record_outcome;
 
-pub(super) const LETTER: &[&str] = &[
+pub(super) const DEAD_LETTER: &[&str] = &[
     "\"message_id\":\"0193b1f4-0000-7000-8000-000000000001\"",
     "\"source_mailbox\":\"orders\"",
     "\"delivery_count\":5",
@@ -38,22 +38,23 @@ pub(super) const LETTER: &[&str] = &[
     "}",
 ];
 
-pub(super) fn letter(input: &[u8]) {
+pub(super) fn dead_letter(input: &[u8]) {
     let bytes = Bytes::copy_from_slice(input);
     let raw = RawMessage::new(MessageId::from_key("fuzz"), bytes, Timestamp::from_secs(0));
-    if let Some(letter) = accepted(DeadLetter::read(&raw)) {
-        record_outcome(letter.failure.as_str());
-        let written = DeadLetterCodec(Raw).encode(&letter).expect("a dead letter can be written");
+    if let Some(dead_letter) = accepted(DeadLetter::read(&raw)) {
+        record_outcome(dead_letter.failure.as_str());
+        let written =
+            DeadLetterCodec(Raw).encode(&dead_letter).expect("a dead letter can be written");
         let again: DeadLetter =
             DeadLetterCodec(Raw).decode(&written).expect("what was written can be read");
-        assert_eq!(again, letter, "a dead letter survives");
-        let _ = letter.age(Timestamp::MAX);
+        assert_eq!(again, dead_letter, "a dead letter survives");
+        let _ = dead_letter.age(Timestamp::MAX);
     }
-    if let Some(letter) = accepted(serde_json::from_slice::<DeadLetter<Value>>(input)) {
+    if let Some(dead_letter) = accepted(serde_json::from_slice::<DeadLetter<Value>>(input)) {
         record_outcome("JSON body");
-        let written = serde_json::to_vec(&letter).expect("a dead letter can be written");
+        let written = serde_json::to_vec(&dead_letter).expect("a dead letter can be written");
         let again = serde_json::from_slice::<DeadLetter<Value>>(&written);
-        assert_eq!(again.expect("and read"), letter);
+        assert_eq!(again.expect("and read"), dead_letter);
     }
 }
 

@@ -88,7 +88,7 @@ pub async fn leases_outlive_a_restart(s: &Subject) {
 }
 
 /// Messages that became due meanwhile are ready.
-pub async fn time_passes_over_a_restart(s: &Subject) {
+pub async fn time_passes_during_a_restart(s: &Subject) {
     needs!(s: exact_counts);
     let queue = queue_of(s, &["expires"]).await;
     let old = queue.take_one(s.ticks(3)).await;

@@ -53,7 +53,7 @@ mod tests;
 ///
 /// ```
 /// use std::time::Duration;
-/// use pillarbox_core::lease::Ledger;
+/// use pillarbox_core::ledger::Ledger;
 /// use pillarbox_core::{Nonce, Outgoing, Sent, SettleAction, Timestamp};
 ///
 /// let at = |seconds| Timestamp::from_secs(seconds);
@@ -92,7 +92,7 @@ pub struct Ledger {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum State {
+enum EntryState {
     Ready,
     InFlight { due: Due, nonce: Nonce, is_started: bool },
     Delayed { due: Due },
@@ -149,7 +149,7 @@ impl Ledger {
             reply_to: outgoing.reply_to,
             ..RawMessage::new(id, outgoing.body, enqueued_at)
         };
-        let Some(key) = self.entries.insert(Entry { message, state: State::Ready }) else {
+        let Some(key) = self.entries.insert(Entry { message, state: EntryState::Ready }) else {
             return Ok(Sent::duplicate(id));
         };
         self.sent += 1;
@@ -175,7 +175,7 @@ impl Ledger {
             let due = self.set_timer(deadline, key);
             let nonce = next_nonce();
             let entry = &mut self.entries[key];
-            entry.state = State::InFlight { due, nonce, is_started: false };
+            entry.state = EntryState::InFlight { due, nonce, is_started: false };
             entry.message.delivery_count = entry.message.delivery_count.saturating_add(1);
             entry.message.first_received_at.get_or_insert(self.now);
             let receipt = Receipt::new(entry.message.id, nonce);
@@ -196,7 +196,7 @@ impl Ledger {
         let (id, presented) = receipt.token().ok_or(Stale)?;
         let key = self.entries.find(id).ok_or(Stale)?;
         // `advance` has ended the expired leases, so a message that is in flight has a valid lease.
-        let State::InFlight { due, nonce, is_started } = self.entries[key].state else {
+        let EntryState::InFlight { due, nonce, is_started } = self.entries[key].state else {
             return Err(Stale);
         };
         if nonce != presented {
@@ -224,7 +224,7 @@ impl Ledger {
             SettleAction::Extend { timeout } | SettleAction::Start { timeout } => {
                 let due = self.set_timer(self.now + timeout, key);
                 let is_started = is_started || matches!(action, SettleAction::Start { .. });
-                self.entries[key].state = State::InFlight { due, nonce, is_started };
+                self.entries[key].state = EntryState::InFlight { due, nonce, is_started };
             }
         }
         Ok(())
@@ -264,13 +264,13 @@ impl Ledger {
         {
             let key = timer.remove();
             let entry = &mut self.entries[key];
-            if let State::InFlight { is_started, .. } = entry.state {
+            if let EntryState::InFlight { is_started, .. } = entry.state {
                 self.in_flight -= 1;
                 let RawMessage { unsettled, uncounted, .. } = &mut entry.message;
                 let count = if is_started { unsettled } else { uncounted };
                 *count = count.saturating_add(1);
             }
-            entry.state = State::Ready;
+            entry.state = EntryState::Ready;
             self.ready.push_back(key);
         }
     }
@@ -304,13 +304,13 @@ impl Ledger {
         for (key, entry) in self.entries.iter() {
             let mut ended = entry.message.delivery_count;
             match entry.state {
-                State::Ready => ready += 1,
-                State::InFlight { due, .. } => {
+                EntryState::Ready => ready += 1,
+                EntryState::InFlight { due, .. } => {
                     in_flight += 1;
                     ended = ended.saturating_sub(1);
                     expected_timers.insert(due, key);
                 }
-                State::Delayed { due } => {
+                EntryState::Delayed { due } => {
                     expected_timers.insert(due, key);
                 }
             }
@@ -325,7 +325,7 @@ impl Ledger {
             }
         }
         let distinct: BTreeSet<_> = self.ready.iter().collect();
-        let is_ready = |entry: &Entry| entry.state == State::Ready;
+        let is_ready = |entry: &Entry| entry.state == EntryState::Ready;
         let all_ready = self.ready.iter().all(|key| self.entries.get(*key).is_some_and(is_ready));
         if !all_ready || distinct.len() != self.ready.len() || ready != self.ready.len() {
             return Err(format!("{ready} messages are ready, the queue has {:?}", self.ready));
@@ -346,11 +346,11 @@ impl Ledger {
     /// Makes a message ready, now or after `delay`.
     fn make_available(&mut self, key: Key, delay: Duration) {
         if delay.is_zero() {
-            self.entries[key].state = State::Ready;
+            self.entries[key].state = EntryState::Ready;
             self.ready.push_back(key);
         } else {
             let due = self.set_timer(self.now + delay, key);
-            self.entries[key].state = State::Delayed { due };
+            self.entries[key].state = EntryState::Delayed { due };
         }
     }
 
@@ -364,9 +364,9 @@ impl Ledger {
     fn show(&self, key: Key) -> Peeked {
         let entry = &self.entries[key];
         let state = match entry.state {
-            State::Ready => MessageState::Ready,
-            State::InFlight { due, .. } => MessageState::InFlight { until: due.at },
-            State::Delayed { due } => MessageState::Delayed { until: due.at },
+            EntryState::Ready => MessageState::Ready,
+            EntryState::InFlight { due, .. } => MessageState::InFlight { until: due.at },
+            EntryState::Delayed { due } => MessageState::Delayed { until: due.at },
         };
         Peeked { message: entry.message.clone(), state }
     }

@@ -4,7 +4,7 @@ use std::ops::{Index, IndexMut};
 
 use slab::Slab;
 
-use super::State;
+use super::EntryState;
 use super::index::{IdIndex, Key};
 use crate::MessageId;
 use crate::message::RawMessage;
@@ -12,7 +12,7 @@ use crate::message::RawMessage;
 #[derive(Debug, Clone)]
 pub(super) struct Entry {
     pub(super) message: RawMessage,
-    pub(super) state: State,
+    pub(super) state: EntryState,
 }
 
 /// Messages in a slab, with an index by id.

@@ -160,7 +160,7 @@ fn a_nacked_message_joins_the_tail() {
 }
 
 #[test]
-fn messages_line_up_by_the_moment_they_became_ready() {
+fn messages_are_ordered_by_when_they_became_ready() {
     let mut ledger = holding(&["expires at 5", "nacked until 3", "waits"]);
     let leased = receive(&mut ledger, 0, 2, 5);
     settle(&mut ledger, 0, &leased[1], nack(3)).unwrap();
@@ -271,7 +271,7 @@ fn counts_of_deliveries_saturate() {
 }
 
 #[test]
-fn a_lease_of_no_time_delivers_once_per_receive() {
+fn a_lease_of_zero_delivers_once_per_receive() {
     let mut ledger = holding(&["a", "b"]);
     for expected in [1, 2] {
         let deliveries = receive(&mut ledger, 0, 10, 0);
@@ -298,7 +298,7 @@ fn a_full_queue_stores_nothing_and_counts_every_state() {
 }
 
 #[test]
-fn purge_kills_every_receipt() {
+fn purge_invalidates_every_receipt() {
     let mut ledger = holding(&["a", "b"]);
     let delivery = receive(&mut ledger, 0, 1, 30).remove(0);
     assert_eq!(ledger.purge(), 2);
@@ -389,7 +389,7 @@ fn an_emptied_queue_frees_its_memory() {
 }
 
 #[test]
-fn leases_that_end_together_line_up_as_they_were_given() {
+fn leases_that_end_together_are_requeued_in_order_of_delivery() {
     let mut ledger = holding(&["a", "b", "c"]);
     let first = receive(&mut ledger, 0, 1, 30).remove(0);
     settle(&mut ledger, 0, &first, nack(0)).unwrap();
