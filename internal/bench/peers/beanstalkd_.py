@@ -5,18 +5,18 @@
 A caller is a thread with a connection. A cycle is `put`, `reserve` and `delete`, each of which
 waits for the server's answer.
 
-The server has no command for several jobs. A batch goes as so many commands in one write, whose
+The server has no command for several jobs. A batch is one write with a command for each job, whose
 answers are read afterwards: puts, then reserves, then deletes. greenstalk cannot do that, so it is
 done here on the socket of its client. It was more than twice as fast as one command at a time for
 64 callers with batches of 10; with a binlog that is synced, it is the disk that decides.
 
 Whether jobs outlive the server is up to how it was started: they are in memory alone, unless it has
-a binlog (-b), which is synced for each write with -f0, and every 50 ms by default. The settings
-that are told say whether there is a binlog; how it is synced cannot be asked.
+a binlog (-b), which is synced for each write with -f0, and every 50 ms by default. The reported
+settings say whether there is a binlog; the server does not report how it is synced.
 
-Not like for like: a reserved job comes back after 60 s, but who receives it is not told how often
-it was delivered, and a receipt is but the job's number, which the connection that reserved it
-deletes. It does more: jobs have priorities.
+Not like for like: a reserved job becomes ready again after 60 s, but its receiver gets no delivery
+count, and the receipt is only the job's number, which the connection that reserved the job deletes.
+It does more: jobs have priorities.
 """
 
 import greenstalk
@@ -24,7 +24,7 @@ import greenstalk
 import peer
 
 TTR_SECONDS = 60
-# A job that does not come for so long is lost.
+# A job that does not arrive within this time is lost.
 WAIT_SECONDS = 30
 
 

@@ -1,9 +1,9 @@
-// BullMQ: so many callers who add jobs, and a worker that does nothing with them.
+// BullMQ: callers that add jobs, and a worker with a no-op handler.
 //
 //   node bullmq.mjs MODULES PORT CALLERS BATCH MILLIS
 //
-// MODULES is the directory in which bullmq was installed. Says "ready", waits for a line, runs, and
-// says what it did as a line of JSON. What it leaves out and does more is told in src/peers.rs.
+// MODULES is the directory in which bullmq was installed. Prints "ready", waits for a line, runs, and
+// prints the result as a line of JSON. src/peers.rs lists what BullMQ does more or less.
 
 import { createRequire } from 'node:module';
 import { once } from 'node:events';
@@ -61,7 +61,7 @@ const failed = (error) => {
 };
 worker.on('error', failed);
 worker.on('failed', (_, error) => failed(error));
-// Told once the server knows that the job is done, and has removed it.
+// Emitted once the server has marked the job as completed and removed it.
 worker.on('completed', handled);
 await Promise.all([queue.waitUntilReady(), worker.waitUntilReady()]);
 
@@ -98,7 +98,7 @@ const seconds = (performance.now() - start) / 1000;
 
 const counts = await queue.getJobCounts();
 const left = Object.values(counts).reduce((all, some) => all + some, 0);
-// At most so many of them, evenly by rank, with the least and the most.
+// At most `most` latencies, evenly spaced by rank, including the smallest and the largest.
 const most = 10_000;
 latencies.sort((a, b) => a - b);
 const ranks = Array.from({ length: Math.min(most, latencies.length) }, (_, rank) =>

@@ -11,10 +11,10 @@ for each, which then wait for each other in SQLite, was 2 to 3 times slower for 
 Each transaction is on the disk before it returns: journal_mode WAL, as litequeue has it, and
 synchronous FULL, for which litequeue has NORMAL. That is set on its connection.
 
-Not like for like: a message whose receiver died stays locked until somebody asks for it, there is
-no count of deliveries and no receipt, and a queue cannot be waited for. A message that is done
-stays in the table until `prune`, which is called once, after the last cycle, and is in the time.
-There is no cleaning up within the window.
+Not like for like: a message whose receiver died stays locked until a program asks for locked
+messages; there are no delivery counts, no receipts, and no blocking receive. A message that is done
+stays in the table until `prune`, which is called once, after the last cycle, and is part of the
+measured time. Nothing is pruned within the window.
 """
 
 import threading

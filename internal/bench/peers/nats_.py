@@ -25,7 +25,7 @@ from nats.js import api
 import peer
 
 STREAM = CONSUMER = SUBJECT = "bench"
-# A message that does not come for so long is lost.
+# A message that does not arrive within this time is lost.
 WAIT_SECONDS = 30
 
 

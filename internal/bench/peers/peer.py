@@ -3,12 +3,12 @@
     python PROGRAM PLACE CALLERS BATCH MILLIS
 
 PLACE is the port of a server on the loopback, or the path of a SQLite file to create. A program
-says "ready", waits for a line, runs, and says what it did as a line of JSON.
+prints "ready", waits for a line, runs, and prints the result as a line of JSON.
 
-So many callers loop until the time is up: each sends a batch, and goes on when as many messages
-were handled and removed, not necessarily its own. What is on its way when the time is up is handled
-too, and counts. Where a peer has a worker of its own, that handles the messages, in the same
-process; else the callers receive and acknowledge them. A message is its sequence number and 256
+CALLERS callers loop until the time is up: each sends a batch, and continues when as many messages
+were handled and removed, not necessarily its own. Messages that are under way when the time is up
+are handled too, and count. If a peer has its own worker, that handles the messages, in the same
+process; otherwise the callers receive and acknowledge them. A message is its sequence number and 256
 bytes.
 """
 
@@ -162,7 +162,7 @@ def _begin():
 
 
 def _sample(latencies):
-    """At most so many of them, evenly by rank, with the least and the most."""
+    """Returns at most MOST_LATENCIES, evenly spaced by rank, including the smallest and the largest."""
     latencies.sort()
     if len(latencies) <= MOST_LATENCIES:
         return latencies

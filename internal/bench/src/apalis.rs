@@ -1,5 +1,5 @@
-//! What the suites on a disk and on a server ask of apalis: jobs, a handler that does nothing but
-//! count them, and a worker that is told of new jobs and can be stopped.
+//! The parts of apalis that the suites on SQLite and Redis share: jobs, a handler that only counts
+//! them, and a worker that is woken by pushes and can be stopped.
 
 use std::io;
 use std::sync::Arc;
@@ -16,13 +16,13 @@ pub(crate) use crate::load::Job;
 use crate::measure::Result;
 use crate::tally::Tally;
 
-/// How often a worker looks for jobs that nobody has told it of.
+/// The polling interval of a worker, for jobs without a wake-up.
 const INTERVAL: Duration = Duration::from_millis(100);
 
-/// When a worker looks for jobs: as soon as it is told of one, and at intervals besides.
-pub(crate) fn when_told() -> (UnboundedSender<()>, Strategy) {
-    let (tell, told) = unbounded();
-    (tell, Strategy::new().stream(told).interval(INTERVAL))
+/// Returns a sender of wake-ups, and the strategy of a worker that polls on each wake-up and at intervals.
+pub(crate) fn wake_ups() -> (UnboundedSender<()>, Strategy) {
+    let (wake, wake_ups) = unbounded();
+    (wake, Strategy::new().stream(wake_ups).interval(INTERVAL))
 }
 
 /// What the handler has seen.
@@ -42,7 +42,7 @@ impl Default for Handled {
 }
 
 impl Handled {
-    /// Waits until so many jobs were handled that nobody else has waited for.
+    /// Waits until `jobs` jobs were handled. Each handled job counts for one caller only.
     pub(crate) async fn wait_for(&self, jobs: u64) -> Result<()> {
         self.permits.acquire_many(jobs as u32).await?.forget();
         Ok(())

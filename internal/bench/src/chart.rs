@@ -106,7 +106,7 @@ impl Sample {
 }
 
 /// A measured chart, with the latencies of all runs.
-pub(crate) struct Held {
+pub(crate) struct MeasuredChart {
     pub(crate) chart: Chart,
     /// By line and place.
     times: Vec<Vec<Vec<Duration>>>,
@@ -152,7 +152,7 @@ impl Contest {
     }
 
     /// Runs all contestants at all places.
-    pub(crate) fn run(mut self, suite: &str, rounds: usize) -> Result<Held> {
+    pub(crate) fn run(mut self, suite: &str, rounds: usize) -> Result<MeasuredChart> {
         let count = self.entrants.len();
         let mut times = vec![Vec::new(); count];
         for (place, at) in self.chart.at.clone().iter().enumerate() {
@@ -192,11 +192,11 @@ impl Contest {
             }
             progress::step();
         }
-        Ok(Held { chart: self.chart, times })
+        Ok(MeasuredChart { chart: self.chart, times })
     }
 }
 
-impl Held {
+impl MeasuredChart {
     /// The distribution of the latencies at one place, over all rounds.
     pub(crate) fn distribution(&self, place: usize, id: &str, title: &str, about: &str) -> Chart {
         let lines = self.chart.lines.iter().zip(&self.times).map(|(line, times)| {
@@ -255,18 +255,19 @@ mod tests {
             }
         };
         let contest = contest().enter(Role::Ours, "a", "", entrant('a'));
-        let held = contest.enter(Role::Limit, "b", "", entrant('b')).run("suite", 3).unwrap();
+        let measured = contest.enter(Role::Limit, "b", "", entrant('b')).run("suite", 3).unwrap();
         assert_eq!(*log.borrow(), "a0b0b0a0a0b0a1b1b1a1a1b1");
         let spot = Spot { median: 5.0, least: 4.0, most: 6.0 };
-        assert_eq!(held.chart.lines[0].spots[1], Some(spot));
+        assert_eq!(measured.chart.lines[0].spots[1], Some(spot));
     }
 
     #[test]
     fn a_failed_peer_is_reported_and_a_failure_of_ours_fails_the_chart() {
         let fails = |place: usize| if place == 1 { Err("lost 3".into()) } else { Ok(2.0) };
         let ours = |_: usize| Ok(4.0);
-        let held = contest().enter(Role::Ours, "ours", "", ours).enter(Role::Peer, "p", "", fails);
-        let chart = held.run("suite", 2).unwrap().chart;
+        let with_peer =
+            contest().enter(Role::Ours, "ours", "", ours).enter(Role::Peer, "p", "", fails);
+        let chart = with_peer.run("suite", 2).unwrap().chart;
         assert_eq!(chart.lines[1].spots[1], None);
         assert!(chart.lines[1].failures[0].contains("lost 3"), "{chart:?}");
         assert_eq!(chart.ratio(&chart.lines[1], 0), Some(2.0));
@@ -282,8 +283,8 @@ mod tests {
             let each = (from - 49..=from).map(Duration::from_micros).collect();
             Ok(Sample::with_times(1.0, each))
         };
-        let held = contest().enter(Role::Ours, "ours", "", run).run("suite", 2).unwrap();
-        let chart = held.distribution(0, "d", "", "");
+        let measured = contest().enter(Role::Ours, "ours", "", run).run("suite", 2).unwrap();
+        let chart = measured.distribution(0, "d", "", "");
         let spots: Vec<_> = chart.lines[0].spots.iter().map(|spot| spot.unwrap().median).collect();
         assert_eq!(spots, [1.0, 10.0, 25.0, 50.0, 75.0, 90.0, 95.0, 99.0, 100.0]);
     }

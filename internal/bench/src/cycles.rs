@@ -16,8 +16,8 @@ pub(crate) trait Contestant: Clone + Send + Sync + 'static {
     /// Sends messages in one call.
     fn send(&self, bodies: Vec<Bytes>) -> impl Future<Output = Result<()>> + Send;
 
-    /// Takes up to `max` messages in one call. Waits for the first no longer than [`WAIT`], and
-    /// fails if there is none: it is lost.
+    /// Receives up to `max` messages in one call. Waits at most [`WAIT`] for the first, and fails if
+    /// none arrives, which means that a message was lost.
     fn receive(
         &self,
         max: usize,

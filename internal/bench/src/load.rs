@@ -12,7 +12,7 @@ use crate::measure::{Result, expect_eq};
 
 /// Bytes in a body, unless a case is about larger ones.
 pub(crate) const BODY: usize = 256;
-/// How long a receive waits for a message that somebody is bound to send. If it ends with nothing,
+/// The longest wait for a message that is certain to be sent. A receive that returns nothing means that
 /// a message was lost.
 pub(crate) const WAIT: Duration = Duration::from_secs(20);
 

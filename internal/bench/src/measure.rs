@@ -160,8 +160,8 @@ impl Case {
         case.against("ours", ours)
     }
 
-    /// Adds somebody to compare with, whose runs return as many figures: a limit, or ours under other
-    /// conditions.
+    /// Adds a contestant to compare with, whose runs return as many figures: a limit, or ours under
+    /// other conditions.
     pub(crate) fn against<F: Figures>(
         self,
         name: impl Into<String>,
@@ -170,7 +170,7 @@ impl Case {
         self.enter(name.into(), false, run)
     }
 
-    /// Adds somebody else's queue. Where it fails, its rows say so.
+    /// Adds a peer: a queue of another project. If it fails, its rows say so.
     pub(crate) fn against_peer<F: Figures>(
         self,
         name: impl Into<String>,
@@ -326,13 +326,13 @@ pub(crate) fn millis(time: Duration) -> f64 {
     time.as_secs_f64() * 1e3
 }
 
-/// The time that `percent` of a hundred were no longer than, by the nearest rank. Sorts `times`.
+/// Returns a percentile of the times, by nearest rank. Sorts `times`.
 pub(crate) fn percentile(times: &mut [Duration], percent: usize) -> Result<Duration> {
     times.sort_unstable();
     at_percent(times, percent as f64).ok_or_else(|| "no times were taken".into())
 }
 
-/// The same of times that are sorted.
+/// Returns a percentile of sorted times, by nearest rank.
 pub(crate) fn at_percent(sorted: &[Duration], percent: f64) -> Option<Duration> {
     // Rounded first: 99 percent of 100 shall not be a little more than 99.
     let rank = (sorted.len() as f64 * percent / 100.0 - 1e-9).ceil() as usize;

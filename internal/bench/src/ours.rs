@@ -53,7 +53,7 @@ impl Ours {
         Ok(Self { backend: self.backend.clone(), queue })
     }
 
-    /// Receives up to `max` messages. Waits for the first no longer than `wait`.
+    /// Receives up to `max` messages. Waits at most `wait` for the first.
     pub(crate) async fn receive_up_to(&self, max: usize, wait: Duration) -> Result<Vec<Delivery>> {
         Ok(self.queue.receive(Receive::up_to(max).wait(wait)).await?)
     }
@@ -63,13 +63,13 @@ impl Ours {
         Ok(self.queue.counts().await?.total())
     }
 
-    /// Sends so many messages, in large batches.
+    /// Sends `messages` messages to an empty queue, in large batches.
     pub(crate) async fn fill(&self, messages: u64) -> Result<()> {
         self.add(messages).await?;
         expect_eq("messages in the queue", self.count().await?, messages)
     }
 
-    /// Sends so many more, in large batches.
+    /// Sends `messages` more messages, in large batches.
     pub(crate) async fn add(&self, messages: u64) -> Result<()> {
         for batch in batches(messages) {
             self.send(batch.map(|seq| body(seq, BODY)).collect()).await?;
@@ -77,7 +77,7 @@ impl Ours {
         Ok(())
     }
 
-    /// Receives so many messages, in large batches, and keeps them for longer than a run takes.
+    /// Receives `messages` messages, in large batches, with leases that are longer than a run.
     pub(crate) async fn hold(&self, messages: u64) -> Result<()> {
         for batch in batches(messages) {
             let request = Receive::up_to(batch.clone().count()).visibility(LONG);
@@ -115,7 +115,7 @@ impl Contestant for Ours {
     }
 }
 
-/// The numbers of so many messages, in batches that one call can take.
+/// Splits the numbers of `messages` messages into batches that one call can take.
 fn batches(messages: u64) -> impl Iterator<Item = Range<u64>> {
     let starts = (0..messages).step_by(BATCH as usize);
     starts.map(move |start| start..messages.min(start + BATCH))

@@ -1,10 +1,10 @@
 //! Peers that are programs of their own, in `peers/`, and the servers of those that need another than Redis.
 //!
-//! Each program says in its first lines which version it is of, what it is asked to do, how it keeps
-//! messages, and what it leaves out or does more. The usual: so many callers send a batch and wait until
-//! as many messages were handled; a worker in the same process handles them, or the callers themselves
-//! receive and acknowledge where the peer is a queue without workers. It counts and sums up the numbers of
-//! the messages, and a run fails unless every one was handled, none twice, and nothing is left.
+//! The first lines of each program state the version of the peer, what the program does, how the peer
+//! stores messages, and what it does more or less than ours. In general, each caller sends a batch and
+//! waits until as many messages were handled. A worker in the same process handles them; if the peer is a
+//! queue without workers, the callers receive and acknowledge them. The program counts the messages and
+//! sums up their numbers, and a run fails unless every message was handled exactly once and none is left.
 //!
 //! BullMQ: a worker handles as many jobs at a time as there are callers, but no more than 100, beyond which
 //! it is slower; jobs are removed when completed, as its documentation advises for production. ioredis, its

@@ -250,8 +250,9 @@ impl fmt::Display for Plan {
             *body as f64 + costs.memory_per_message
         )?;
         let partitions = (primaries * self.partitions_per_primary).min(MAX_PARTITIONS);
-        let held = partitions_by_primary(&self.queue, partitions as u16, primaries as usize);
-        let (least, busiest) = (held.iter().min().unwrap_or(&0), held.iter().max().unwrap_or(&0));
+        let counts = partitions_by_primary(&self.queue, partitions as u16, primaries as usize);
+        let (least, busiest) =
+            (counts.iter().min().unwrap_or(&0), counts.iter().max().unwrap_or(&0));
         writeln!(
             f,
             "  partitions       {} for the busiest queue, {:.1} per primary",

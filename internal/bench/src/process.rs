@@ -30,7 +30,7 @@ pub(crate) fn in_child(args: &[&str]) -> Result<f64> {
     figure.map_err(|error| format!("the child for {args:?} said {text:?}: {error}").into())
 }
 
-/// How long a companion may take to say its next line. A program that has lost a message may wait for ever.
+/// The longest wait for the next line of a companion. A program that has lost a message may never print one.
 const PATIENCE: Duration = Duration::from_secs(180);
 
 /// A child that is talked to, and killed when dropped.
@@ -147,19 +147,19 @@ pub(crate) fn peak_bytes() -> Result<u64> {
 
 /// The memory that this machine has left for new programs.
 pub(crate) fn available_bytes() -> Result<u64> {
-    told_bytes("/proc/meminfo", "MemAvailable:")
+    read_bytes("/proc/meminfo", "MemAvailable:")
 }
 
 /// The memory of this machine.
 pub(crate) fn machine_bytes() -> Result<u64> {
-    told_bytes("/proc/meminfo", "MemTotal:")
+    read_bytes("/proc/meminfo", "MemTotal:")
 }
 
 fn status_bytes(name: &str) -> Result<u64> {
-    told_bytes("/proc/self/status", name)
+    read_bytes("/proc/self/status", name)
 }
 
-fn told_bytes(file: &str, name: &str) -> Result<u64> {
+fn read_bytes(file: &str, name: &str) -> Result<u64> {
     let kilobytes = fs::read_to_string(file)?
         .lines()
         .find_map(|line| line.strip_prefix(name)?.trim().strip_suffix("kB")?.trim().parse().ok())

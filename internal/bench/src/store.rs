@@ -70,7 +70,7 @@ impl Store {
 }
 
 impl Address {
-    /// Opens the backend as users do. Whoever opens memory a second time finds another one.
+    /// Opens the backend as users do. For memory, each call opens a new, separate backend.
     pub(crate) async fn backend(&self) -> Result<Mailboxes> {
         Ok(match self {
             Self::Memory => Mailboxes::new(MemoryBackend::new()),

@@ -12,7 +12,7 @@ pub(crate) struct Tally {
 }
 
 impl Tally {
-    /// What somebody else has counted and summed up.
+    /// Builds a tally from a count and a sum that were taken elsewhere.
     pub(crate) fn of(count: u64, sum: u64) -> Self {
         Self { count, sum }
     }

@@ -1,10 +1,10 @@
 //! What a message costs the servers, by number of nodes and partitions.
 //!
-//! The price of a message depends on how many are in a call, and the price of a call on how many
-//! others the server finds with it when it looks. So there are as many callers for each primary
-//! wherever, and in the first cases a caller's call is one call to a server, so that the same
-//! batches reach the scripts. In the others calls are put together, as they are for users: twelve
-//! partitions have twelve lanes in which callers meet, so that fewer meet in each.
+//! The cost of a message depends on the number of messages in a call, and the cost of a call on the
+//! number of other calls that reach the server at the same time. Every layout therefore has the same
+//! number of callers per primary. In the first cases each call of a caller is one call to a server, so
+//! that the scripts get the same batches. In the others calls are coalesced, which is the default for
+//! users: twelve partitions have twelve batchers, so that each coalesces the calls of fewer callers.
 //!
 //! On a machine with fewer processors than servers, nodes that are busy at the same time take turns, and
 //! each finds the caches as the others have left them. One contestant has all partitions at one node of
@@ -46,26 +46,26 @@ pub(super) fn window(plan: &Plan) -> Duration {
 /// How calls reach the servers.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Calls {
-    /// One for each call of a caller.
-    AsTheyAre { batch: u64 },
-    /// Put together, as users have it.
-    PutTogether { batch: u64 },
-    /// The same in batches of 10, where there is nothing but what the callers have just sent.
+    /// Each call of a caller is one call to a server.
+    Separate { batch: u64 },
+    /// Concurrent calls are coalesced, which is the default for users.
+    Coalesced { batch: u64 },
+    /// Coalesced, in batches of 10, on a queue without a backlog.
     OnEmptyQueue,
-    /// The same with backends of their own for those who send and those who receive.
+    /// The same, with one backend for the senders and another for the receivers.
     OnEmptyQueueApart,
 }
 
 impl Calls {
     fn batch(self) -> u64 {
         match self {
-            Self::AsTheyAre { batch } | Self::PutTogether { batch } => batch,
+            Self::Separate { batch } | Self::Coalesced { batch } => batch,
             Self::OnEmptyQueue | Self::OnEmptyQueueApart => 10,
         }
     }
 
-    fn are_put_together(self) -> bool {
-        !matches!(self, Self::AsTheyAre { .. })
+    fn are_coalesced(self) -> bool {
+        !matches!(self, Self::Separate { .. })
     }
 
     fn name(self) -> String {
@@ -74,8 +74,8 @@ impl Calls {
             batch => format!("batch {batch}"),
         };
         match self {
-            Self::AsTheyAre { .. } => format!("{load}, calls not coalesced"),
-            Self::PutTogether { .. } => format!("{load}, calls coalesced"),
+            Self::Separate { .. } => format!("{load}, calls not coalesced"),
+            Self::Coalesced { .. } => format!("{load}, calls coalesced"),
             Self::OnEmptyQueue => format!("{load}, no backlog"),
             Self::OnEmptyQueueApart => format!("{load}, no backlog, two processes"),
         }
@@ -138,7 +138,7 @@ pub(super) fn server_cpu(plan: &Plan, calls: Calls) -> Case {
 
 /// How many bytes a message takes on the wire, and how much of the client's time.
 pub(super) fn wire(plan: &Plan) -> Case {
-    let calls = Calls::AsTheyAre { batch: 10 };
+    let calls = Calls::Separate { batch: 10 };
     let figures = [
         Figure::median("wire, bytes to the servers, batch 10", Unit::Bytes),
         Figure::median("wire, bytes from the servers, batch 10", Unit::Bytes),
@@ -184,7 +184,7 @@ fn runner(plan: &Plan, layout: Layout, calls: Calls) -> impl FnMut() -> Result<O
 
 async fn measure(site: &Site, calls: Calls, load: Load, batches: u64) -> Result<Outcome> {
     let open =
-        || -> Result<_> { Ok(site.open_with(site.options()?.coalesce(calls.are_put_together()))) };
+        || -> Result<_> { Ok(site.open_with(site.options()?.coalesce(calls.are_coalesced()))) };
     let queue = open()?.await?;
     let other = open()?.await?;
     fill(&queue, batches).await?;
@@ -220,10 +220,11 @@ async fn apart(sends: &Ours, receives: &Ours, load: Load) -> Result<Done> {
     let each = callers.div_ceil(2);
     let numbers = Numbers::within(window);
     let under_way = Arc::new(Semaphore::new((callers * batch) as usize));
-    let (tell, mut told) = mpsc::unbounded_channel();
+    let (acknowledged, mut counts) = mpsc::unbounded_channel();
     let mut receivers = JoinSet::new();
     for _ in 0..each {
-        let (queue, under_way, tell) = (receives.clone(), under_way.clone(), tell.clone());
+        let (queue, under_way) = (receives.clone(), under_way.clone());
+        let acknowledged = acknowledged.clone();
         receivers.spawn(async move {
             loop {
                 let deliveries = queue.receive(batch as usize).await?;
@@ -231,7 +232,7 @@ async fn apart(sends: &Ours, receives: &Ours, load: Load) -> Result<Done> {
                 let receipts = deliveries.into_iter().map(|(_, receipt)| receipt);
                 queue.acknowledge(receipts.collect()).await?;
                 under_way.add_permits(count);
-                tell.send(count as u64)?;
+                acknowledged.send(count as u64)?;
             }
         });
     }
@@ -251,7 +252,7 @@ async fn apart(sends: &Ours, receives: &Ours, load: Load) -> Result<Done> {
     let mut left = messages;
     while left > 0 {
         tokio::select! {
-            count = told.recv() => left -= count.unwrap_or_default(),
+            count = counts.recv() => left -= count.unwrap_or_default(),
             Some(ended) = receivers.join_next() => {
                 let ended: Result<()> = ended?;
                 ended?;

@@ -40,10 +40,10 @@ pub(crate) fn run(plan: &Plan, report: &mut Report) -> Result<()> {
         }
         Ok(())
     };
-    let as_they_are = [1, 10, 100].map(|batch| Calls::AsTheyAre { batch });
-    let put_together = [1, 10].map(|batch| Calls::PutTogether { batch });
+    let separate = [1, 10, 100].map(|batch| Calls::Separate { batch });
+    let coalesced = [1, 10].map(|batch| Calls::Coalesced { batch });
     let no_backlog = [Calls::OnEmptyQueue, Calls::OnEmptyQueueApart];
-    for calls in as_they_are.into_iter().chain(put_together).chain(no_backlog) {
+    for calls in separate.into_iter().chain(coalesced).chain(no_backlog) {
         add_of_rounds(costs::server_cpu(plan, calls), costs::rounds(plan))?;
     }
     add_of_rounds(costs::wire(plan), costs::rounds(plan))?;

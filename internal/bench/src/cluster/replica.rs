@@ -13,7 +13,7 @@ use crate::ours::Ours;
 use crate::redis::window;
 use crate::report::Unit;
 
-/// A queue in one piece on one primary, with so many replicas.
+/// A queue with one partition on one primary with `replicas` replicas.
 const fn primary(replicas: usize) -> Layout {
     Layout::replicated(1, replicas, 1)
 }

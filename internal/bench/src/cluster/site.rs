@@ -30,7 +30,7 @@ pub(super) struct Layout {
 pub(super) enum Nodes {
     /// One that is no cluster.
     Alone,
-    /// A cluster of so many primaries, each with so many replicas.
+    /// A cluster of `primaries` primaries, each with `replicas` replicas.
     Cluster { primaries: usize, replicas: usize },
 }
 
@@ -168,7 +168,7 @@ impl Site {
     }
 }
 
-/// Sends so many messages to each partition that a batch finds enough, wherever it is asked for.
+/// Sends batches, so that a receive finds a full batch in any partition.
 pub(super) async fn fill(queue: &Ours, batches: u64) -> Result<()> {
     for batch in 0..batches {
         let numbers = batch * BATCH..(batch + 1) * BATCH;
@@ -183,8 +183,8 @@ pub(super) async fn fill(queue: &Ours, batches: u64) -> Result<()> {
 fn evenly_spread_name() -> String {
     let is_even = |name: &String| {
         [2, 3].iter().all(|primaries| {
-            let held = partitions_by_primary(name, PARTITIONS, *primaries);
-            held.iter().all(|held| *held * primaries == usize::from(PARTITIONS))
+            let counts = partitions_by_primary(name, PARTITIONS, *primaries);
+            counts.iter().all(|count| *count * primaries == usize::from(PARTITIONS))
         })
     };
     (0..).map(|number| format!("bench-{number}")).find(is_even).unwrap_or_default()
@@ -192,12 +192,12 @@ fn evenly_spread_name() -> String {
 
 /// How many partitions of a queue each primary has, where each has an equal part of the slots.
 pub(crate) fn partitions_by_primary(queue: &str, partitions: u16, primaries: usize) -> Vec<usize> {
-    let mut held = vec![0; primaries];
+    let mut counts = vec![0; primaries];
     for partition in 0..partitions {
         let slot = slot_of(&tag(queue, partition));
-        held[usize::from(slot) * primaries / usize::from(SLOTS)] += 1;
+        counts[usize::from(slot) * primaries / usize::from(SLOTS)] += 1;
     }
-    held
+    counts
 }
 
 /// What keeps the keys of a partition together.

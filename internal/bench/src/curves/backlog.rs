@@ -83,7 +83,7 @@ impl Filled {
         queue.add(level.saturating_sub(self.level)).await?;
         self.level = level;
         if let Store::Redis(server) = &self.store {
-            // What was added has the log written anew, by a process of its own, which is not the subject.
+            // The added messages make the server rewrite its log in a child process, which is not measured.
             while server.info("aof_rewrite_in_progress") != "0"
                 || server.info("aof_rewrite_scheduled") != "0"
             {

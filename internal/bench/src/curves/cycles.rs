@@ -6,7 +6,7 @@ use pillarbox_core::{Mailboxes, MemoryBackend};
 
 use super::memory::{Capp, Channel};
 use super::window;
-use crate::chart::{Chart, Contest, Held, Role, Sample};
+use crate::chart::{Chart, Contest, MeasuredChart, Role, Sample};
 use crate::cycles::{Contestant, Done, Load, cycles};
 use crate::measure::{Plan, Result, on_two_threads};
 use crate::ours::Ours;
@@ -66,7 +66,7 @@ pub(super) fn contest(plan: &Plan, kind: Kind) -> Contest {
 }
 
 /// Latency of a cycle, with one caller and with many.
-pub(super) fn distributions(plan: &Plan, kind: Kind, held: &Held) -> Vec<Chart> {
+pub(super) fn distributions(plan: &Plan, kind: Kind, measured: &MeasuredChart) -> Vec<Chart> {
     let callers = callers(plan);
     // The least, and 64 or what there is instead.
     let many = callers.iter().position(|callers| *callers == 64).unwrap_or(1);
@@ -79,7 +79,7 @@ pub(super) fn distributions(plan: &Plan, kind: Kind, held: &Held) -> Vec<Chart> 
         let id = format!("latency-{}-{}", name.to_lowercase(), callers.replace(' ', "-"));
         let title = format!("Latency of a cycle, {name}, {callers}");
         let about = "Time from the start of the send until the acknowledgement returns. For peers with their own workers, until as many messages as the caller sent were handled. From the runs of the throughput chart above.";
-        held.distribution(place, &id, &title, about)
+        measured.distribution(place, &id, &title, about)
     };
     vec![chart(0), chart(many)]
 }

@@ -35,9 +35,9 @@ pub(crate) fn run(plan: &Plan, report: &mut Report) -> Result<()> {
     for kind in Kind::ALL {
         let contest = cycles::contest(plan, kind);
         if plan.wants_of(contest.title(), cycles::callers(plan).len()) {
-            let held = contest.run(SUITE, plan.rounds())?;
-            report.add_chart(held.chart.clone());
-            for distribution in cycles::distributions(plan, kind, &held) {
+            let measured = contest.run(SUITE, plan.rounds())?;
+            report.add_chart(measured.chart.clone());
+            for distribution in cycles::distributions(plan, kind, &measured) {
                 report.add_chart(distribution);
             }
         }

@@ -41,7 +41,7 @@ fn peak(samples: u64) -> Result<f64> {
     in_child(&[CHILD, "collect", &address.argument()?, home, &samples.to_string()])
 }
 
-/// What the child is told.
+/// The arguments of the child process.
 #[derive(Debug, Args)]
 pub(crate) struct Collecting {
     address: Address,

@@ -2,7 +2,7 @@
 //!
 //! A run submits samples, has them worked on by an adapter that does nothing, judged, collected to a directory on the
 //! disk, and reported as a web page. The limit is the same main loop without an eval: the same inputs sent in
-//! batches, answered by the same adapter, and received and acknowledged in batches, by whoever wants them. All in one
+//! batches, answered by the same adapter, and received and acknowledged in batches, by any receiver. All in one
 //! process.
 //!
 //! Memory is that of a process that collects and reports a run whose results are all there, in a SQLite file: at

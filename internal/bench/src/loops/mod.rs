@@ -68,7 +68,7 @@ fn case(plan: &Plan, kind: Kind, callers: usize) -> Case {
         .against("mailbox operations only", move || shape.run(bare::Bare::open))
 }
 
-/// Who calls whom, and how often.
+/// The backend, the number of callers, and the number of calls.
 #[derive(Debug, Clone, Copy)]
 struct Shape {
     kind: Kind,
@@ -76,7 +76,7 @@ struct Shape {
     calls: usize,
 }
 
-/// Somebody who answers, and somebody who asks.
+/// A client of a main loop, together with the loop that answers its calls.
 trait Caller: Clone + Send + Sync + 'static {
     fn call(&self, request: MainLoopRequest<String>)
     -> impl Future<Output = Result<String>> + Send;

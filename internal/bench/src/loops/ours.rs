@@ -31,7 +31,7 @@ impl Caller for Ours {
 
     async fn close(self) -> Result<()> {
         self.client.close().await;
-        let running = Arc::into_inner(self.running).ok_or("somebody still calls")?;
+        let running = Arc::into_inner(self.running).ok_or("a caller is still running")?;
         let stats = running.stop().await?;
         expect_eq("requests that failed", stats.failed, 0)
     }

@@ -51,8 +51,8 @@ pub(super) async fn poll_cycles<J: Job>(n: u64, batch: u64) -> Result<Duration> 
     Ok(elapsed)
 }
 
-/// Full cycles through a worker: sends `batch` jobs, then drives the worker until it has told the
-/// success of each.
+/// Runs full cycles through a worker: sends `batch` jobs, then drives the worker until it has reported
+/// the success of each.
 pub(super) async fn worker_cycles<J: Job>(n: u64, batch: u64) -> Result<Duration> {
     let (storage, sender) = storage::<J>();
     let mut sink = sink(&sender);
@@ -140,11 +140,11 @@ async fn work(mut events: Events, tally: SharedTally, n: u64) -> Result<Tally> {
 
 type Events = BoxStream<'static, std::result::Result<Event, WorkerError>>;
 
-/// Waits for the worker to tell the success of a job, which it does after handler and hook.
+/// Waits until the worker reports the success of a job, which it does after handler and hook.
 async fn success(events: &mut Events) -> Result<()> {
     match events.next().await {
         Some(Ok(Event::Success(_))) => Ok(()),
-        other => Err(format!("the worker told no success: {other:?}").into()),
+        other => Err(format!("the worker reported no success: {other:?}").into()),
     }
 }
 

@@ -29,7 +29,7 @@ pub(crate) enum Waiters {
     None,
     /// For a message to be sent: the queue is empty.
     Empty,
-    /// The same, while one message is in flight: somebody must watch the end of its lease.
+    /// The same, while one message is in flight and the end of its lease has to be watched.
     InFlight,
 }
 

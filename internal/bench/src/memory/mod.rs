@@ -82,7 +82,7 @@ pub(crate) fn run(plan: &Plan, report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-/// Full cycles on one thread. Whoever has no batches sends and receives as many one by one.
+/// Full cycles on one thread. A peer without batches sends and receives as many messages one by one.
 fn cycles(n: u64, batch: u64) -> Case {
     let single = if batch == 1 { "" } else { ", one at a time" };
     let case = Case::new(format!("send + receive + acknowledge, batch {batch}"), RATE, move || {

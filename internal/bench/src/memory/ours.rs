@@ -121,8 +121,8 @@ async fn produce(queue: Arc<dyn Queue>, producer: u64, n: u64) -> Result<()> {
     Ok(())
 }
 
-/// Receives and acknowledges until all is settled. Whoever settles the last message closes the
-/// queue, which ends the waits of the others.
+/// Receives and acknowledges until all messages are settled. The consumer that settles the last message
+/// closes the queue, which ends the waits of the others.
 async fn consume(
     queue: Arc<dyn Queue>,
     batch: usize,

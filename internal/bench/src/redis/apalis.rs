@@ -11,8 +11,8 @@
 //! as large as what all callers push at a time; `lock_tasks(false)`, as its documentation has it for
 //! short tasks; and `emit_events(false)`, for nobody listens.
 //!
-//! Not like for like: it keeps jobs that are done, with their bodies, for ever; bodies are JSON; the
-//! caller does not wait until the job is marked done; there are neither receipts nor leases.
+//! Not like for like: it never removes completed jobs or their bodies; bodies are JSON; the caller does
+//! not wait until the job is marked done; there are neither receipts nor leases.
 
 use std::time::{Duration, Instant};
 
@@ -22,7 +22,7 @@ use futures_channel::mpsc::UnboundedSender;
 use redis::cmd;
 
 use super::native::connect;
-use crate::apalis::{Handled, Job, Running, handle, when_told};
+use crate::apalis::{Handled, Job, Running, handle, wake_ups};
 use crate::cycles::{Done, Load, Numbers, crowd};
 use crate::measure::{Result, expect_eq};
 
@@ -44,17 +44,17 @@ pub(crate) async fn cycles(url: &str, load: Load, tuned: Tuned) -> Result<Done> 
     }
     let done_set = config.done_jobs_set();
     let storage = RedisStorage::<Job>::new(apalis_redis::connect(url).await?).with_config(config);
-    let (tell, when_told) = when_told();
+    let (wake, strategy) = wake_ups();
     let handled = Handled::default();
     let worker = WorkerBuilder::new("bench")
-        .backend(storage.clone().poll_with_strategy(when_told))
+        .backend(storage.clone().poll_with_strategy(strategy))
         .data(handled.clone())
         .build(handle);
     let worker = Running::start(|stopped| worker.run_until(stopped));
 
     let numbers = Numbers::within(load.window);
     let callers = (0..load.callers)
-        .map(|_| push(storage.clone(), numbers.clone(), load.batch, tell.clone(), handled.clone()));
+        .map(|_| push(storage.clone(), numbers.clone(), load.batch, wake.clone(), handled.clone()));
     let start = Instant::now();
     let (each, _) = crowd(callers).await?;
     worker.stop().await?;
@@ -71,7 +71,7 @@ async fn push(
     mut storage: RedisStorage<Job>,
     numbers: Numbers,
     batch: u64,
-    tell: UnboundedSender<()>,
+    wake: UnboundedSender<()>,
     handled: Handled,
 ) -> Result<Vec<Duration>> {
     let mut each = Vec::new();
@@ -83,7 +83,7 @@ async fn push(
             let jobs = (number * batch..(number + 1) * batch).map(Job::new);
             storage.push_bulk(jobs.collect()).await?;
         }
-        tell.unbounded_send(())?;
+        wake.unbounded_send(())?;
         handled.wait_for(batch).await?;
         each.push(start.elapsed());
     }

@@ -53,7 +53,7 @@ pub(super) fn long(plan: &Plan, state: State) -> Case {
     Case::new(name, Unit::NanosPerCycle, side(messages)).against("the same queue, empty", side(0))
 }
 
-/// A server whose queue holds so many messages.
+/// Starts a server whose queue holds `messages` messages.
 fn filled(messages: u64, state: State) -> Result<RedisServer> {
     let server = fresh(Kept::No);
     on_two_threads(async {

@@ -39,7 +39,7 @@ pub(crate) enum Kept {
     Always,
 }
 
-/// Full cycles by so many callers, against everybody.
+/// Full cycles with `callers` callers, against all contestants.
 pub(super) fn against_all(plan: &Plan, callers: u64, batch: u64) -> Case {
     let load = Load { callers, batch, window: window(plan) };
     let name = format!("cycle, {}", load.name());

@@ -34,7 +34,7 @@ pub(super) fn case(plan: &Plan) -> Case {
     .cold()
 }
 
-/// By how many bytes the memory of servers grows for each of so many messages.
+/// Sends `messages` messages and returns the growth of the servers' memory in bytes per message.
 pub(crate) async fn measure(
     servers: &[RedisServer],
     queue: impl Contestant,

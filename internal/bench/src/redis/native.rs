@@ -76,7 +76,7 @@ impl Contestant for Native {
         }
         pipeline.ignore().cmd("HSET").arg(DELIVERIES);
         for id in &ids {
-            // How often it was delivered, and 96 random bits.
+            // The delivery count and 96 random bits.
             let mut delivery = [1; 13];
             delivery[1..].copy_from_slice(&rand::random::<[u8; 12]>());
             pipeline.arg(id).arg(&delivery);

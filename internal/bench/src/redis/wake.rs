@@ -1,8 +1,8 @@
 //! How soon a receiver that waits has a message, and what waiting costs the server.
 //!
-//! A message carries the time at which its send was called; whoever receives it looks at the same
+//! A message carries the time at which its send was called; its receiver reads the same
 //! clock. Sender and receivers have connections of their own and share nothing but a runtime. The
-//! limit is `BLPOP`, which needs a connection for each who waits, and takes the message for good.
+//! limit is `BLPOP`, which needs one connection per waiter, and removes the message at once.
 //!
 //! Waiting is measured by what the server has carried out meanwhile (`total_commands_processed`,
 //! which counts the commands within scripts too). Who waits may still look at each queue now and
@@ -26,7 +26,7 @@ use crate::measure::{Case, Figure, Plan, Result, expect_eq, micros, on_two_threa
 use crate::ours::Ours;
 use crate::report::Unit;
 
-/// From a send to one of so many receivers that wait.
+/// The time from a send until one of `waiters` waiting receivers has the message.
 pub(super) fn latency(plan: &Plan, waiters: usize) -> Case {
     let messages = plan.pick(500, 10);
     let who = if waiters == 1 { "1 waiter".into() } else { format!("{waiters} waiters") };
@@ -63,16 +63,16 @@ pub(crate) async fn pick_up<C: Contestant>(
 ) -> Result<[f64; 2]> {
     let start = Instant::now();
     let now = move || start.elapsed().as_nanos() as u64;
-    let (tell, mut told) = mpsc::unbounded_channel();
+    let (results, mut received) = mpsc::unbounded_channel();
     let mut tasks = JoinSet::new();
     for receiver in receivers {
-        let tell = tell.clone();
+        let results = results.clone();
         tasks.spawn(async move {
             loop {
                 for (body, receipt) in receiver.receive(1).await? {
                     let latency = now().saturating_sub(seq_of(&body, BODY)?);
                     receiver.acknowledge(vec![receipt]).await?;
-                    tell.send(Duration::from_nanos(latency))?;
+                    results.send(Duration::from_nanos(latency))?;
                 }
             }
         });
@@ -88,7 +88,7 @@ pub(crate) async fn pick_up<C: Contestant>(
     let mut latencies = Vec::new();
     while latencies.len() < messages as usize {
         tokio::select! {
-            latency = told.recv() => latencies.extend(latency),
+            latency = received.recv() => latencies.extend(latency),
             Some(ended) = tasks.join_next() => {
                 let ended: Result<()> = ended?;
                 ended?;
@@ -101,7 +101,7 @@ pub(crate) async fn pick_up<C: Contestant>(
     Ok(percentiles.map(micros))
 }
 
-/// One process that waits for a message in each of so many queues.
+/// One process that waits for a message in each of `queues` queues.
 pub(super) fn idle(plan: &Plan, queues: u32) -> Case {
     let in_turn = (Duration::from_millis(1300) * queues).max(Duration::from_secs(10));
     let window = plan.pick(in_turn, Duration::from_millis(200));
@@ -124,7 +124,7 @@ async fn ours_waits(queues: u32, window: Duration) -> Result<f64> {
     let mut waiters = JoinSet::new();
     for number in 0..queues {
         let queue = ours.another(&format!("bench-{number}"))?;
-        // So long that only waiting is measured, and not how often it begins anew.
+        // Longer than the window, so that no receive has to be repeated within it.
         waiters.spawn(async move { queue.receive_up_to(1, window * 10).await.map(drop) });
     }
     let figure = commands(&server, window).await?;

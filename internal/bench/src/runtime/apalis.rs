@@ -2,9 +2,9 @@
 //!
 //! The queue is filled before; the worker fetches a batch, calls the handler, and marks the jobs done
 //! when it fetches again, until it has stopped and so has marked all of them. It goes on by itself
-//! while it finds jobs, so that how it is woken does not matter here. What else it does and leaves
-//! out is told where it is a peer of the queues alone: in the SQLite and the Redis suite. On SQLite
-//! it syncs as ours does, and has one connection, which was the quickest there.
+//! while it finds jobs, so that how it is woken does not matter here. What else it does more
+//! or less than ours is listed in the SQLite and Redis suites, where it is a peer of the queues alone.
+//! On SQLite it syncs as ours does, and has one connection, which was the quickest there.
 //!
 //! As it comes, with as many handlers at a time as ours has workers; and tuned for throughput: without
 //! that limit, which handlers that do nothing do not need; with batches as large as ours has places
@@ -24,7 +24,7 @@ use apalis_sqlite::SqliteStorage;
 use redis::cmd;
 
 use super::load::{Job, Stopwatch, Took, WORKERS};
-use crate::apalis::{Handled, Running, handle, when_told};
+use crate::apalis::{Handled, Running, handle, wake_ups};
 use crate::measure::{Result, expect_eq};
 use crate::redis::native::connect;
 use crate::sqlite::apalis::open;
@@ -37,7 +37,7 @@ const BATCH: u64 = 500;
 pub(super) enum Tuned {
     /// As it comes.
     No,
-    /// For throughput, with batches of so many.
+    /// For throughput, with batches of `batch` jobs.
     Yes { batch: usize },
 }
 
@@ -48,9 +48,9 @@ macro_rules! emptied {
         for batch in batches($jobs) {
             $storage.push_bulk(batch).await?;
         }
-        let (tell, told) = when_told();
+        let (wake, strategy) = wake_ups();
         let handled = Handled::default();
-        let worker = WorkerBuilder::new("bench").backend($storage.poll_with_strategy(told));
+        let worker = WorkerBuilder::new("bench").backend($storage.poll_with_strategy(strategy));
         let worker = worker.data(handled.clone());
         let watch = Stopwatch::start()?;
         let mut running = match $tuned {
@@ -63,7 +63,7 @@ macro_rules! emptied {
                 Running::start(|stopped| worker.run_until(stopped))
             }
         };
-        tell.unbounded_send(())?;
+        wake.unbounded_send(())?;
         running.until(handled.wait_for($jobs)).await?;
         running.stop().await?;
         let took = watch.stop()?;

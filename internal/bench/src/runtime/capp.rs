@@ -1,9 +1,9 @@
 //! capp 0.7.2: `spawn_mailbox_runtime` on its `InMemoryTaskQueue`.
 //!
 //! One task dispatches: it pops a job, writes back that it is in progress, spawns a task that calls
-//! the service, and acknowledges each job when that task has told it so. How many run at a time is
-//! said by a `concurrency_limit` of the service, as its documentation has it; and the service has the
-//! time limit of 30 seconds that `build_service_stack` gives it, as ours has.
+//! the service, and acknowledges each job when that task reports it done. A `concurrency_limit` of
+//! the service sets the number of concurrent jobs, as its documentation shows; and the service has
+//! the time limit of 30 seconds that `build_service_stack` gives it, as ours has.
 //!
 //! As it comes, and tuned for throughput: it sleeps for a millisecond instead of 50 when its queue is
 //! empty, the buffer for results is eight times as large, and as many jobs run at a time as ours has
@@ -32,7 +32,7 @@ use crate::measure::Result;
 pub(super) enum Tuned {
     /// As it comes, with as many at a time as ours has workers.
     No,
-    /// For throughput, with so many at a time.
+    /// For throughput, with `at_a_time` concurrent jobs.
     Yes { at_a_time: usize },
 }
 

@@ -33,7 +33,7 @@ struct SeenCounts {
 }
 
 impl Seen {
-    /// None yet of so many.
+    /// Starts with none of `of` jobs seen.
     pub(crate) fn none_of(of: u64) -> Self {
         let (count, sum, all) = (AtomicU64::new(0), AtomicU64::new(0), Notify::new());
         Self { counts: Arc::new(SeenCounts { of, count, sum, all }) }
@@ -102,7 +102,7 @@ impl Took {
     }
 }
 
-/// Sends so many jobs to an empty mailbox.
+/// Sends `jobs` jobs to an empty mailbox.
 pub(crate) async fn fill(mailbox: &Mailbox<Job>, jobs: u64) -> Result<()> {
     const BATCH: u64 = 1000;
     for start in (0..jobs).step_by(BATCH as usize) {

@@ -28,7 +28,7 @@ struct Watched {
     by_metrics: bool,
 }
 
-/// Workers in memory with inboxes for so many, which somebody watches or not.
+/// Workers in memory that prefetch `inbox` messages each, with and without observers.
 pub(super) fn case(plan: &Plan, inbox: usize) -> Case {
     let jobs = plan.pick(400_000, 4_000);
     let run =
@@ -66,8 +66,8 @@ async fn drain(inbox: usize, jobs: u64, watched: Watched) -> Result<Took> {
     opened.close().await?;
 
     // Received, started and succeeded, and at last draining and drained.
-    let told = if watched.by_events { 3 * jobs + 2 } else { 0 };
-    expect_eq("events told", listener.await?, told)?;
+    let reported = if watched.by_events { 3 * jobs + 2 } else { 0 };
+    expect_eq("events reported", listener.await?, reported)?;
     // Received and settled are counted, and how long it took is recorded.
     let recorded = if watched.by_metrics { 3 * jobs } else { 0 };
     expect_eq("things recorded", sums.all() - before, recorded)?;

@@ -2,7 +2,7 @@
 //!
 //! Every job passes the dispatcher, an inbox, the default Tower stack with its time limit and the
 //! guard against panics, and goes back to be settled; its lease is watched, it is counted in the
-//! stats, and metrics, events and spans are there for whoever listens, which here is nobody.
+//! stats, and metrics, events and spans are emitted, but nothing listens to them here.
 
 use pillarbox_core::Mailbox;
 use pillarbox_runtime::handler::Context;

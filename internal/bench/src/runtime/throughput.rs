@@ -24,7 +24,7 @@ fn places(inbox: usize) -> usize {
     WORKERS * (inbox + 1)
 }
 
-/// Workers with inboxes for so many, on one kind of backend.
+/// Workers that prefetch `inbox` messages each, on one kind of backend.
 pub(super) fn case(plan: &Plan, kind: Kind, inbox: usize) -> Case {
     let jobs = jobs(plan, kind, inbox);
     let name = format!("no-op handlers, {}, prefetch {inbox}", kind.name());

@@ -165,7 +165,7 @@ async fn collect(mut latencies: UnboundedReceiver<Duration>, messages: u64) -> R
     while all.len() < messages as usize {
         let latency = tokio::time::timeout(WAIT, latencies.recv()).await;
         let latency = latency.map_err(|_| "waited for a message that is lost")?;
-        all.push(latency.ok_or("whoever receives has ended")?);
+        all.push(latency.ok_or("the receiver has ended")?);
     }
     Ok([micros(percentile(&mut all, 50)?), micros(percentile(&mut all, 99)?)])
 }

@@ -16,8 +16,8 @@
 //!
 //! Not like for like: it keeps jobs that are done; bodies are JSON; the caller does not wait until
 //! the job is marked done; there are neither receipts nor leases (jobs of a dead worker are taken
-//! back after a minute); and a push is not put together with those of others, which is what our
-//! cycle gains most by. The promise is the same but not the call: SQLite as it is built here waits
+//! back after a minute); and pushes of concurrent callers are not coalesced, from which our cycle
+//! gains most. The promise is the same but not the call: SQLite as it is built here waits
 //! by `fsync`, while ours and the log wait by `fdatasync`, which may have less to write.
 
 use std::path::Path;
@@ -29,26 +29,26 @@ use futures_channel::mpsc::UnboundedSender;
 use sqlx::sqlite::{SqliteJournalMode, SqliteSynchronous};
 
 use super::load::{Numbers, crowd};
-use crate::apalis::{Handled, Job, Running, handle, when_told};
+use crate::apalis::{Handled, Job, Running, handle, wake_ups};
 use crate::cycles::Done;
 use crate::measure::{Result, expect_eq};
 
-/// Full cycles by so many callers until time is up.
+/// Runs full cycles with `callers` callers until the time is up.
 pub(crate) async fn cycles(directory: &Path, callers: u64, window: Duration) -> Result<Done> {
     let pool = open(&directory.join("jobs.db")).await?;
     let config = Config::default().queue("bench").batch_size(callers.max(10) as usize);
     let storage = SqliteStorage::<Job>::new(&pool).with_config(config.lock_tasks(false));
-    let (tell, when_told) = when_told();
+    let (wake, strategy) = wake_ups();
     let handled = Handled::default();
     let worker = WorkerBuilder::new("bench")
-        .backend(storage.clone().poll_with_strategy(when_told))
+        .backend(storage.clone().poll_with_strategy(strategy))
         .data(handled.clone())
         .build(handle);
     let worker = Running::start(|stopped| worker.run_until(stopped));
 
     let numbers = Numbers::within(window);
     let callers =
-        (0..callers).map(|_| push(storage.clone(), numbers.clone(), tell.clone(), handled.clone()));
+        (0..callers).map(|_| push(storage.clone(), numbers.clone(), wake.clone(), handled.clone()));
     let start = Instant::now();
     let (each, _) = crowd(callers).await?;
     worker.stop().await?;
@@ -87,14 +87,14 @@ pub(crate) async fn open(path: &Path) -> Result<SqlitePool> {
 async fn push(
     mut storage: SqliteStorage<Job>,
     numbers: Numbers,
-    tell: UnboundedSender<()>,
+    wake: UnboundedSender<()>,
     handled: Handled,
 ) -> Result<Vec<Duration>> {
     let mut each = Vec::new();
     while let Some(seq) = numbers.take() {
         let start = Instant::now();
         storage.push(Job::new(seq)).await?;
-        tell.unbounded_send(())?;
+        wake.unbounded_send(())?;
         handled.wait_for(1).await?;
         each.push(start.elapsed());
     }

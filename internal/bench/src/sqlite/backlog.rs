@@ -38,7 +38,7 @@ pub(super) enum Callers {
     Many,
 }
 
-/// A file whose queue holds so many messages before and after each run.
+/// A file whose queue holds `messages` messages before and after each run.
 struct Level {
     directory: TempDir,
     messages: u64,

@@ -11,7 +11,7 @@ use crate::process::Companion;
 /// The hidden subcommand that runs a [`Child`].
 const COMMAND: &str = "sqlite-child";
 
-/// A process of its own, which is told what to do by its parent.
+/// A child process of the benchmark, controlled by its parent.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Child {
     /// One of several processes on one file.

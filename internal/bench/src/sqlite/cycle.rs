@@ -16,7 +16,7 @@ use crate::tally::Tally;
 
 const LOG: &str = "append-only log (limit)";
 
-/// Full cycles by so many callers at a time, with small bodies.
+/// Full cycles with `callers` concurrent callers and small bodies.
 pub(super) fn cycles(plan: &Plan, callers: u64) -> Case {
     let load = Load { callers, length: BODY, window: window(plan) };
     let name = format!("cycle, {}", callers_as_text(callers));
@@ -38,7 +38,7 @@ fn against_log(name: String, load: Load) -> Case {
         .against(LOG, move || on_log(load, async |log| cycle(log, load).await))
 }
 
-/// How long a send takes while so many callers send.
+/// The latency of a send with `callers` concurrent callers.
 pub(super) fn latency(plan: &Plan, callers: u64) -> Case {
     let load = Load { callers, length: BODY, window: window(plan) };
     let name = format!("durable send, {}", callers_as_text(callers));

@@ -1,8 +1,8 @@
 //! Leases that all end at the same time.
 //!
-//! Messages are received by somebody who does nothing with them. Once the last lease has ended, all
-//! are received again; time runs from the first receive to the last. Compared with receiving as
-//! many that were just sent. The clock is put forward by hand, so that nobody has to wait.
+//! Messages are received and not settled. Once the last lease has expired, all are received again; time
+//! runs from the first receive to the last. Compared with receiving as many that were just sent. The
+//! clock is advanced by hand, so that the run does not have to wait.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -5,17 +5,17 @@ use bytes::Bytes;
 pub(super) use crate::load::{BODY, Numbers, WAIT, body, crowd, seq_of};
 use crate::measure::Result;
 
-/// A queue that is durable: what one of its futures has returned, the disk has.
+/// A durable queue: when one of its futures returns, its effect is on the disk.
 ///
-/// One message at a time, which is how the callers of the cases ask for it. What they ask for at
-/// the same time is put together behind this.
+/// Each call is for one message, which is how the callers of the cases use it. The implementation
+/// may coalesce concurrent calls.
 pub(crate) trait Durable: Clone + Send + Sync + 'static {
     /// The right to acknowledge one delivery.
     type Receipt: Send + 'static;
 
     fn send(&self, body: Bytes) -> impl Future<Output = Result<()>> + Send;
 
-    /// Takes a message, or waits for one no longer than [`WAIT`]. Fails if there is none.
+    /// Receives a message. Waits at most [`WAIT`] for it, and fails if none arrives.
     fn receive(&self) -> impl Future<Output = Result<(Bytes, Self::Receipt)>> + Send;
 
     fn acknowledge(&self, receipt: Self::Receipt) -> impl Future<Output = Result<()>> + Send;

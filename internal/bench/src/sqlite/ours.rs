@@ -53,7 +53,7 @@ impl Ours {
         all(self.queue.send(bodies.into_iter().map(Outgoing::new).collect()).await?)
     }
 
-    /// Receives up to `max` messages. Waits for the first no longer than `wait`.
+    /// Receives up to `max` messages. Waits at most `wait` for the first.
     pub(super) async fn receive_up_to(&self, max: usize, wait: Duration) -> Result<Vec<Delivery>> {
         Ok(self.queue.receive(Receive::up_to(max).wait(wait)).await?)
     }

@@ -58,7 +58,8 @@ fn kill_while_sending(path: &Path, messages: u64) -> Result<()> {
     victim.kill()
 }
 
-/// Says how many milliseconds it took until so many messages of one were there.
+/// Opens the file and receives up to one message. Returns the time in milliseconds, and fails unless
+/// `expected` messages were received.
 async fn open_and_receive(path: &Path, expected: usize) -> Result<f64> {
     let start = Instant::now();
     let queue = Ours::open(path).await?;

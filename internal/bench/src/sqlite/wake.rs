@@ -2,8 +2,8 @@
 //!
 //! A message carries the time at which its send was called. The receiver, in another process, looks
 //! at the same clock when it has the message, so that the send with its sync is part of the time,
-//! and so is the sync of the delivery. Compared with a receiver in the same process, which is told
-//! of a message instead of having to look for it.
+//! and so is the sync of the delivery. Compared with a receiver in the same process, which is
+//! woken by a send instead of polling.
 //!
 //! Waiting is measured as in the memory suite, in a fresh process with the file open: the CPU time
 //! of the runtime and of the thread that writes the file.

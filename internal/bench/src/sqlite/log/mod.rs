@@ -123,8 +123,8 @@ impl Durable for Log {
     async fn close(self, left: u64) -> Result<()> {
         self.line.close();
         let thread = lock(&self.thread).take().ok_or("the log was closed before")?;
-        let held = thread.join().map_err(|_| "the log's thread has panicked")??;
-        expect_eq("messages left", held as u64, left)
+        let remaining = thread.join().map_err(|_| "the log's thread has panicked")??;
+        expect_eq("messages left", remaining as u64, left)
     }
 }
 

@@ -25,7 +25,7 @@ pub(super) struct Writer {
     /// Receives that wait, in order of arrival.
     waiters: VecDeque<oneshot::Sender<Delivery>>,
     batch: Batch,
-    /// What is said once the disk has the batch.
+    /// Replies to send once the batch is on the disk.
     answers: Vec<Answer>,
 }
 
@@ -86,8 +86,8 @@ impl Writer {
             }
             Request::Receive(reply) => self.waiters.push_back(reply),
             Request::Acknowledge(receipt, reply) => {
-                let current = self.in_flight.get(&receipt.id).is_some_and(|held| {
-                    held.nonce == receipt.nonce && held.deadline > now.as_nanos() as u64
+                let current = self.in_flight.get(&receipt.id).is_some_and(|message| {
+                    message.nonce == receipt.nonce && message.deadline > now.as_nanos() as u64
                 });
                 if current {
                     self.in_flight.remove(&receipt.id);
@@ -149,9 +149,9 @@ impl Writer {
     /// Makes a message ready that nobody has received. The next batch says so.
     fn put_back(&mut self, delivery: Delivery) {
         let id = delivery.receipt.id;
-        if let Some(held) = self.in_flight.remove(&id) {
+        if let Some(message) = self.in_flight.remove(&id) {
             self.batch.release(id);
-            self.ready.push_front((id, held.body));
+            self.ready.push_front((id, message.body));
         }
     }
 }
