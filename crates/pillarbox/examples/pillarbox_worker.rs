@@ -47,9 +47,12 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     }
     let url = env::var("PILLARBOX_URL").map_err(|_| "set PILLARBOX_URL to the URL of a backend")?;
     let health = env::var("PILLARBOX_HEALTH_ADDR").unwrap_or_else(|_| "127.0.0.1:8080".to_owned());
+    let health = health.parse().map_err(|_| {
+        format!("PILLARBOX_HEALTH_ADDR is '{health}'; use an address like 127.0.0.1:8080")
+    })?;
     let backend = pillarbox::open(&url).await?;
     // Runs until SIGTERM or Ctrl+C, then finishes the running jobs.
-    if let Err(error) = service(&backend, health.parse()?)?.run().await {
+    if let Err(error) = service(&backend, health)?.run().await {
         // Exits, since Tokio would wait for a handler that blocks its thread.
         eprintln!("{error}");
         std::process::exit(1);

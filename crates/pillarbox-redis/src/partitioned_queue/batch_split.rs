@@ -27,6 +27,11 @@ pub(super) type Part<E> = (PartitionNumber, Vec<E>);
 
 /// Splits a batch by partition. [`Order::restore`] puts the outcomes of the parts into the order of the batch.
 pub(super) fn split<E>(batch: Vec<E>, numbers: &[PartitionNumber]) -> (Vec<Part<E>>, Order) {
+    if let Some(first) = numbers.first()
+        && numbers.iter().all(|number| number == first)
+    {
+        return (vec![(*first, batch)], Order(None));
+    }
     let mut parts: BTreeMap<PartitionNumber, (Vec<usize>, Vec<E>)> = BTreeMap::new();
     for (index, (entry, number)) in batch.into_iter().zip(numbers).enumerate() {
         let (indices, entries) = parts.entry(*number).or_default();
@@ -35,16 +40,18 @@ pub(super) fn split<E>(batch: Vec<E>, numbers: &[PartitionNumber]) -> (Vec<Part<
     }
     let (indices, parts): (Vec<_>, Vec<_>) =
         parts.into_iter().map(|(number, (indices, part))| (indices, (number, part))).unzip();
-    (parts, Order(indices.concat()))
+    (parts, Order(Some(indices.concat())))
 }
 
-/// Index of each entry in the batch, part after part.
-pub(super) struct Order(Vec<usize>);
+/// Index of each entry in the batch, part after part. `None` if there is one part, in the order of the batch.
+pub(super) struct Order(Option<Vec<usize>>);
 
 impl Order {
     /// Returns the outcomes of all parts in the order of the batch.
     pub(super) fn restore<T>(self, outcomes: Vec<Outcomes<T>>) -> Outcomes<T> {
-        let mut in_order: Vec<_> = self.0.into_iter().zip(outcomes.into_iter().flatten()).collect();
+        let outcomes = outcomes.into_iter().flatten();
+        let Some(indices) = self.0 else { return outcomes.collect() };
+        let mut in_order: Vec<_> = indices.into_iter().zip(outcomes).collect();
         in_order.sort_unstable_by_key(|(index, _)| *index);
         in_order.into_iter().map(|(_, outcome)| outcome).collect()
     }
