@@ -141,8 +141,8 @@ pub(crate) struct Stats {
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Prints the id. Sending an id that the queue already holds succeeds and stores nothing, so \
-    a send with an unknown outcome can be repeated with --id or --key."
+    after_help = "Prints the id. Sending an id that the queue already holds succeeds and stores nothing, and a note \
+    says so: a send with an unknown outcome can be repeated with --id or --key."
 )]
 pub(crate) struct Send {
     /// The queue.
