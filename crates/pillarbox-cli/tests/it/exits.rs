@@ -106,6 +106,8 @@ fn wrong_usage_is_2_and_changes_nothing() {
         ("queues --url sqlite:f?cache=1", "unknown option"),
         ("completions tcsh", "possible values: bash"),
         ("bench --batch 5000", "batch size"),
+        ("bench -s 99999999999", "use at most 900000000 bytes"),
+        ("bench -s 99999999999 --url memory:", "use at most 1073741824 bytes"),
         ("demo --tasks 0", "at least 1"),
     ] {
         let run = place.run(line);
