@@ -162,7 +162,7 @@ pub(crate) struct Send {
     pub(crate) delay: Duration,
     /// Queue for replies.
     #[arg(long, value_name = "QUEUE")]
-    pub(crate) reply_to: Option<String>,
+    pub(crate) reply_to: Option<QueueName>,
     /// Attribute; can be repeated.
     #[arg(long = "attr", value_name = "NAME=VALUE", value_parser = attribute)]
     pub(crate) attributes: Vec<(String, String)>,

@@ -75,7 +75,7 @@ pub(crate) fn read_line(args: &args::Send, line: &str) -> Result<Outgoing, Strin
 pub(crate) fn outgoing(args: &args::Send, id: MessageId, body: Bytes) -> Outgoing {
     let mut message = Outgoing::with_id(id, body);
     message.delay = args.delay;
-    message.reply_to = args.reply_to.as_deref().map(Into::into);
+    message.reply_to = args.reply_to.as_ref().map(|queue| queue.as_str().into());
     message.attributes = args.attributes.iter().cloned().collect();
     if let Some(group) = &args.group {
         message.attributes.insert(Outgoing::GROUP, group);

@@ -86,6 +86,7 @@ fn wrong_usage_is_2_and_changes_nothing() {
         ("send orders! x", "contains '!'"),
         ("send orders x --delay 5", "the unit is missing: 5s, 5m or 5h?"),
         ("send orders x --delay soon", "expected a duration such as 1500ms, 30s"),
+        ("send orders x --reply-to bad!name", "contains '!'"),
         ("send orders x --attr novalue", "NAME=VALUE"),
         ("send orders x --id 17", "a UUID"),
         ("send orders x --attr a=1 --attr a=2", "'a' is given twice"),
