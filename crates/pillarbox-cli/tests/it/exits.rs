@@ -106,6 +106,8 @@ fn wrong_usage_is_2_and_changes_nothing() {
         ("queues --url nonsense", "there is no scheme"),
         ("queues --url sqlite:f?cache=1", "unknown option"),
         ("completions tcsh", "possible values: bash"),
+        ("queues --url redis://h?partitions=1001", "an integer from 1 to 1000"),
+        ("queues --url redis://h?response_timeout=1e9", "0.001 to 86400 seconds"),
         ("bench --batch 5000", "batch size"),
         ("bench -s 99999999999", "use at most 900000000 bytes"),
         ("bench -s 99999999999 --url memory:", "use at most 1073741824 bytes"),
