@@ -74,6 +74,20 @@ fn without_a_url_an_error_names_the_default() {
 }
 
 #[test]
+fn only_a_file_with_an_invalid_line_can_be_loaded_from_a_pipe_instead() {
+    let place = Place::new();
+    std::fs::write(place.path().join("bad.jsonl"), "{\"body\":1}\n{\"body\":2\n").unwrap();
+    std::fs::write(place.path().join("latin1.jsonl"), b"{\"body\":\"\xe9\"}\n").unwrap();
+    for (file, advised) in [("bad.jsonl", true), ("latin1.jsonl", false), ("nothing", false)] {
+        let run = place.run(&format!("load q {file}"));
+        assert_eq!(run.code, 1, "{run:?}");
+        assert_eq!(run.stderr.contains("loads the other lines"), advised, "{run:?}");
+    }
+    let other = place.shell("pillarbox load q < bad.jsonl");
+    assert_eq!((other.code, other.stdout.as_str()), (1, "1 message loaded\n"), "{other:?}");
+}
+
+#[test]
 fn wrong_usage_is_2_and_changes_nothing() {
     let place = Place::new().with_orders();
     let before = place.ok("dump orders");
