@@ -74,6 +74,19 @@ fn without_a_url_an_error_names_the_default() {
 }
 
 #[test]
+fn an_empty_url_on_the_command_line_is_refused() {
+    let place = Place::new();
+    for variable in [None, Some("sqlite:env.db")] {
+        let mut command = place.command(["send", "q", "x", "--url", ""]);
+        command.envs(variable.map(|url| ("PILLARBOX_URL", url)));
+        let run = finish(command.spawn().unwrap());
+        assert_eq!((run.code, run.stdout.as_str()), (2, ""), "{run:?}");
+        assert!(run.stderr.contains("--url is empty: give a URL"), "{run:?}");
+    }
+    assert_eq!(std::fs::read_dir(place.path()).unwrap().count(), 0);
+}
+
+#[test]
 fn only_a_file_with_an_invalid_line_can_be_loaded_from_a_pipe_instead() {
     let place = Place::new();
     std::fs::write(place.path().join("bad.jsonl"), "{\"body\":1}\n{\"body\":2\n").unwrap();
@@ -100,6 +113,8 @@ fn wrong_usage_is_2_and_changes_nothing() {
         ("send orders! x", "contains '!'"),
         ("send orders x --delay 5", "the unit is missing: 5s, 5m or 5h?"),
         ("send orders x --delay soon", "expected a duration such as 1500ms, 30s"),
+        ("send orders x --delay -1s", "expected a duration such as 1500ms, 30s"),
+        ("receive orders --visibility -1", "expected a duration such as 1500ms, 30s"),
         ("send orders x --reply-to bad!name", "contains '!'"),
         ("send orders x --attr novalue", "NAME=VALUE"),
         ("send orders x --id 17", "a UUID"),
@@ -311,6 +326,8 @@ fn urls_can_come_from_the_environment_or_a_file() {
     std::fs::write(place.path().join("long.url"), "hunter2".repeat(20_000)).unwrap();
     for (url, says) in [
         ("env:TARGETS", "the environment variable TARGETS is not set"),
+        ("env:", "use env:NAME"),
+        ("file:", "use file:PATH"),
         ("env:NONE", "NONE is empty"),
         ("file:nothing.url", "nothing.url"),
         ("file:two.url", "two.url is not a file with a URL on one line"),
