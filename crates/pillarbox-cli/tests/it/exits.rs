@@ -35,6 +35,8 @@ fn an_error_is_1_and_says_what_was_tried_and_what_to_do() {
         ("queues --url sqlite:no/where.db", vec!["create the directory first"]),
         ("send q x --url sqlite:diary.txt", vec!["is not a SQLite database", "not touched"]),
         (&format!("ack orders {receipt}"), vec!["no longer valid", "'orders'"]),
+        ("ack orders foo", vec!["'foo' is not a receipt", "`pillarbox receive` prints"]),
+        ("nack orders foo bar", vec!["'foo' is not a receipt", "'bar' is not a receipt"]),
         (&format!("nack orders {receipt}"), vec!["no longer valid"]),
         (&format!("extend orders {receipt} 5m"), vec!["no longer valid"]),
         ("load q nothing.jsonl", vec!["cannot read nothing.jsonl", "No such file"]),
