@@ -141,8 +141,8 @@ pub(crate) struct Stats {
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Prints the id. Sending an id that the queue already holds succeeds and stores nothing, so \
-    a send with an unknown outcome can be repeated with --id or --key."
+    after_help = "Prints the id. Sending an id that the queue already holds succeeds and stores nothing, and a note \
+    says so: a send with an unknown outcome can be repeated with --id or --key."
 )]
 pub(crate) struct Send {
     /// The queue.
@@ -158,11 +158,11 @@ pub(crate) struct Send {
     #[arg(long, value_name = "FILE.jsonl", value_hint = ValueHint::FilePath)]
     pub(crate) file: Option<PathBuf>,
     /// Delay before the message becomes ready.
-    #[arg(long, value_parser = duration, default_value = "0s", hide_default_value = true)]
+    #[arg(long, value_parser = duration, allow_hyphen_values = true, default_value = "0s", hide_default_value = true)]
     pub(crate) delay: Duration,
     /// Queue for replies.
     #[arg(long, value_name = "QUEUE")]
-    pub(crate) reply_to: Option<String>,
+    pub(crate) reply_to: Option<QueueName>,
     /// Attribute; can be repeated.
     #[arg(long = "attr", value_name = "NAME=VALUE", value_parser = attribute)]
     pub(crate) attributes: Vec<(String, String)>,
@@ -195,10 +195,10 @@ pub(crate) struct Receive {
     #[arg(long, short = 'n', default_value_t = 1, value_parser = at_least_one)]
     pub(crate) max: usize,
     /// Duration of the lease of each message.
-    #[arg(long, value_parser = duration, default_value = "30s")]
+    #[arg(long, value_parser = duration, allow_hyphen_values = true, default_value = "30s")]
     pub(crate) visibility: Duration,
     /// Time to wait for the first message.
-    #[arg(long, short, value_parser = duration, default_value = "0s", hide_default_value = true)]
+    #[arg(long, short, value_parser = duration, allow_hyphen_values = true, default_value = "0s", hide_default_value = true)]
     pub(crate) wait: Duration,
     /// Acknowledge each message after printing it.
     #[arg(long)]
@@ -239,7 +239,7 @@ pub(crate) struct Nack {
     #[arg(required = true, value_name = "RECEIPT")]
     pub(crate) receipts: Vec<Receipt>,
     /// Delay before the messages become ready again.
-    #[arg(long, value_parser = duration, default_value = "0s", hide_default_value = true)]
+    #[arg(long, value_parser = duration, allow_hyphen_values = true, default_value = "0s", hide_default_value = true)]
     pub(crate) delay: Duration,
 }
 
@@ -333,7 +333,7 @@ pub(crate) struct Drain {
     #[arg(long, short = 'n', value_parser = at_least_one)]
     pub(crate) max: Option<usize>,
     /// Duration of the lease of a message while it is written.
-    #[arg(long, value_parser = duration, default_value = "5m")]
+    #[arg(long, value_parser = duration, allow_hyphen_values = true, default_value = "5m")]
     pub(crate) visibility: Duration,
     #[command(flatten)]
     pub(crate) file: ToFile,
@@ -384,7 +384,7 @@ pub(crate) struct Move {
     #[arg(long)]
     pub(crate) follow: bool,
     /// Duration of the lease of a message while it is copied.
-    #[arg(long, value_parser = duration, default_value = "30s")]
+    #[arg(long, value_parser = duration, allow_hyphen_values = true, default_value = "30s")]
     pub(crate) visibility: Duration,
 }
 
@@ -393,7 +393,7 @@ pub(crate) struct Top {
     /// Names of queues; defaults to all.
     pub(crate) queues: Vec<QueueName>,
     /// Interval between counts.
-    #[arg(long, short, value_parser = duration, default_value = "1s")]
+    #[arg(long, short, value_parser = duration, allow_hyphen_values = true, default_value = "1s")]
     pub(crate) interval: Duration,
 }
 
@@ -414,7 +414,7 @@ pub(crate) struct Bench {
     #[arg(long, short, default_value_t = 256)]
     pub(crate) size: usize,
     /// Duration of the benchmark.
-    #[arg(long, short, value_parser = duration, default_value = "5s")]
+    #[arg(long, short, value_parser = duration, allow_hyphen_values = true, default_value = "5s")]
     pub(crate) duration: Duration,
 }
 

@@ -42,6 +42,18 @@ impl Failure {
         }
     }
 
+    /// Replaces the text of a failed output by one that says what happened to the messages.
+    pub(crate) fn with_messages_released(self) -> Self {
+        match self {
+            Self::Output(error) if error.kind() != io::ErrorKind::BrokenPipe => {
+                Self::Other(format!(
+                    "cannot write to stdout: {error}. Messages that were not written are back in the queue"
+                ))
+            }
+            other => other,
+        }
+    }
+
     /// Removes the secrets of a URL from the text.
     pub(crate) fn without_secrets_of(self, url: &BackendUrl) -> Self {
         match self {

@@ -55,7 +55,8 @@ pub fn main() -> ExitCode {
         Err(error) => return report_parse_error(&error),
     };
     log_to_stderr(cli.global.verbose, matches!(cli.command, args::Command::Top(_)));
-    let urls = cli.urls().into_iter().try_for_each(BackendUrl::resolve);
+    let urls = check_url(&cli.global)
+        .and_then(|()| cli.urls().into_iter().try_for_each(BackendUrl::resolve));
     let mut context = Context::new(&cli.global);
     let result = urls.map_err(Failure::Usage).and_then(|()| run(&mut context, cli));
     let result = result.and_then(|()| context.out.flush());
@@ -68,6 +69,16 @@ pub fn main() -> ExitCode {
             failure.exit_code()
         }
     }
+}
+
+/// Rejects an empty `--url`, as of a script whose variable is not set. An empty `PILLARBOX_URL` counts as unset.
+fn check_url(global: &args::Global) -> Result<(), String> {
+    let is_empty = global.url.as_ref().is_some_and(|url| url.reveal().is_empty());
+    let is_from_environment = std::env::var_os("PILLARBOX_URL").is_some_and(|url| url.is_empty());
+    if is_empty && !is_from_environment {
+        return Err("--url is empty: give a URL, such as sqlite:jobs.db, or omit it".to_owned());
+    }
+    Ok(())
 }
 
 /// Prints the error of an invalid command line, or the help that was requested.

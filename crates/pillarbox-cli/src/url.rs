@@ -103,6 +103,9 @@ impl BackendUrl {
 }
 
 fn from_environment(name: &str) -> Result<String, String> {
+    if name.is_empty() {
+        return Err("env: lacks the name of an environment variable: use env:NAME".to_owned());
+    }
     match std::env::var(name) {
         Ok(url) if url.is_empty() => Err(format!("the environment variable {name} is empty")),
         Ok(url) => Ok(url),
@@ -115,6 +118,9 @@ fn from_environment(name: &str) -> Result<String, String> {
 
 fn from_file(path: &str) -> Result<String, String> {
     const MAX_BYTES: u64 = 64 << 10;
+    if path.is_empty() {
+        return Err("file: lacks the path of a file with a URL: use file:PATH".to_owned());
+    }
     let mut bytes = Vec::new();
     File::open(path)
         .and_then(|file| file.take(MAX_BYTES + 1).read_to_end(&mut bytes))

@@ -81,6 +81,7 @@ impl Durability {
     }
 
     /// Sets the time within which the replicas must confirm. Defaults to one second.
+    /// [`RedisOptions::durability`] replaces a value outside a millisecond to a day by the nearest.
     #[must_use]
     pub const fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = timeout;
@@ -113,6 +114,9 @@ const MIN_TIMEOUT: Duration = Duration::from_millis(1);
 /// Longest timeout: a day.
 const MAX_TIMEOUT: Duration = Duration::from_secs(86_400);
 
+/// Shortest time to live: Redis counts in milliseconds.
+const MIN_TTL: Duration = Duration::from_millis(1);
+
 /// Longest time to live: a century. Redis cannot count much more in milliseconds.
 pub(crate) const MAX_TTL: Duration = Duration::from_secs(36_525 * 86_400);
 
@@ -133,30 +137,40 @@ impl Settings {
             && (1..=MAX_PARTITIONS).contains(&self.partitions)
     }
 
-    /// Sets an option of a URL, and returns whether the option exists and the value is valid.
-    fn set(&mut self, name: &str, value: &str) -> bool {
-        let seconds = value.parse().ok().and_then(|time| Duration::try_from_secs_f64(time).ok());
-        let positive = seconds.filter(|time| !time.is_zero());
-        let count = value.parse::<u32>();
+    /// Sets an option of a URL, and returns whether it exists. The error is the list of allowed values.
+    fn set(&mut self, name: &str, value: &str) -> Result<bool, String> {
+        let timeout = || seconds(value, MIN_TIMEOUT, MAX_TIMEOUT);
         let durability = self.durability.unwrap_or(Durability::replicas(0));
-        match (name, seconds, positive, count) {
-            ("retry_for", Some(time), ..) => self.retry_for = time.min(MAX_TIMEOUT),
-            ("response_timeout", _, Some(time), _) => {
-                self.response_timeout = time.clamp(MIN_TIMEOUT, MAX_TIMEOUT);
-            }
-            ("default_ttl", _, Some(time), _) => self.default_ttl = Some(time.min(MAX_TTL)),
-            ("replicas", .., Ok(replicas)) => {
+        match name {
+            "retry_for" => self.retry_for = seconds(value, Duration::ZERO, MAX_TIMEOUT)?,
+            "response_timeout" => self.response_timeout = timeout()?,
+            "default_ttl" => self.default_ttl = Some(seconds(value, MIN_TTL, MAX_TTL)?),
+            "replicas" => {
+                let replicas = integer(value, 0, u32::MAX)?;
                 self.durability = Some(Durability { replicas, ..durability });
             }
-            ("replicas_timeout", _, Some(timeout), _) => {
-                self.durability = Some(Durability { timeout, ..durability });
+            "replicas_timeout" => {
+                self.durability = Some(Durability { timeout: timeout()?, ..durability });
             }
-            ("partitions", .., Ok(partitions @ 1..=MAX_PARTITIONS)) => self.partitions = partitions,
-            ("coalesce", ..) => return value.parse().map(|yes| self.coalesce = yes).is_ok(),
-            _ => return false,
+            "partitions" => self.partitions = integer(value, 1, MAX_PARTITIONS)?,
+            "coalesce" => self.coalesce = value.parse().map_err(|_| "true or false")?,
+            _ => return Ok(false),
         }
-        true
+        Ok(true)
     }
+}
+
+/// Parses a number of seconds. The error is the range.
+fn seconds(value: &str, min: Duration, max: Duration) -> Result<Duration, String> {
+    let time = value.parse().ok().and_then(|time| Duration::try_from_secs_f64(time).ok());
+    time.filter(|time| (min..=max).contains(time))
+        .ok_or_else(|| format!("{} to {} seconds", min.as_secs_f64(), max.as_secs_f64()))
+}
+
+/// Parses an integer. The error is the range.
+fn integer(value: &str, min: u32, max: u32) -> Result<u32, String> {
+    let number = value.parse().ok().filter(|number| (min..=max).contains(number));
+    number.ok_or_else(|| format!("an integer from {min} to {max}"))
 }
 
 /// Files in PEM format for TLS.
@@ -244,19 +258,27 @@ impl RedisOptions {
                 continue;
             }
             let known = match (kind, &*name) {
-                ("sentinel", "sentinel_user") => user.replace(value.into_owned()).is_none(),
-                ("sentinel", "sentinel_password") => password.replace(value.into_owned()).is_none(),
-                _ => settings.set(&name, &value) || one == "rediss" && tls.set(&name, &value),
+                ("sentinel", "sentinel_user") => Ok(user.replace(value.into_owned()).is_none()),
+                ("sentinel", "sentinel_password") => {
+                    Ok(password.replace(value.into_owned()).is_none())
+                }
+                _ => settings
+                    .set(&name, &value)
+                    .map(|known| known || one == "rediss" && tls.set(&name, &value)),
             };
             // Only its name: the value may be a secret. If there is an @, so may the name.
-            if !known && parsed.query().is_some_and(|query| query.contains('@')) {
-                return Err(invalid("unknown option; write a ? in a password as %3F"));
-            }
-            if !known {
-                return Err(invalid(&format!(
-                    "unknown option {name:?}, or an invalid value of it"
-                )));
-            }
+            let problem = match known {
+                Ok(true) => continue,
+                _ if parsed.query().is_some_and(|query| query.contains('@')) => {
+                    "unknown option; write a ? in a password as %3F".to_owned()
+                }
+                Ok(false) => format!("unknown option {name:?}"),
+                Err(allowed) => {
+                    let problem = format!("wrong value of {name:?}");
+                    return Err(Error::invalid(None, "backend URL", problem, allowed));
+                }
+            };
+            return Err(invalid(&problem));
         }
         if tls.certificate.is_some() != tls.key.is_some() {
             return Err(invalid("cert and key belong together"));
@@ -301,15 +323,16 @@ impl RedisOptions {
 
     /// Sets the time for which an operation is retried, with growing delays, while the server is
     /// unreachable, loads its data or is a replica. After that, the error is returned. Defaults to 15
-    /// seconds; at most a day.
+    /// seconds. More than a day counts as a day.
     pub fn retry_for(mut self, time: Duration) -> Self {
         self.settings.retry_for = time.min(MAX_TIMEOUT);
         self
     }
 
     /// Sets the time within which an answer must arrive before the connection is closed and the
-    /// operation retried. Defaults to 5 seconds. If bodies are large and the network is slow, it must be
-    /// longer than a batch takes to be sent or received.
+    /// operation retried. Defaults to 5 seconds; at least a millisecond, at most a day: other values are
+    /// replaced by the nearest. If bodies are large and the network is slow, it must be longer than a batch
+    /// takes to be sent or received.
     pub fn response_timeout(mut self, time: Duration) -> Self {
         self.settings.response_timeout = time.clamp(MIN_TIMEOUT, MAX_TIMEOUT);
         self
@@ -317,7 +340,7 @@ impl RedisOptions {
 
     /// Sets the time without a send, receive or settle after which the server deletes a queue, **with all its
     /// messages**, unless the queue is opened with [another
-    /// time](pillarbox_core::QueueOptions::default_ttl). Defaults to never, which zero means, too.
+    /// time](pillarbox_core::QueueOptions::default_ttl). Defaults to never, which zero means, too; at most a century.
     pub fn default_ttl(mut self, time: Duration) -> Self {
         self.settings.default_ttl = Some(time.min(MAX_TTL)).filter(|time| !time.is_zero());
         self
@@ -343,7 +366,7 @@ impl RedisOptions {
 
     /// Sets the minimum number of partitions of every queue that is used, as
     /// [`QueueOptions::partitions`](pillarbox_core::QueueOptions::partitions) does for one. Defaults to 1;
-    /// at most 1,000.
+    /// a value outside 1 to 1,000 is replaced by the nearest.
     pub fn partitions(mut self, partitions: u32) -> Self {
         self.settings.partitions = partitions.clamp(1, MAX_PARTITIONS);
         self
@@ -538,20 +561,42 @@ mod tests {
     }
 
     #[test]
-    fn a_response_timeout_has_a_minimum() {
-        assert_eq!(read("redis://h?response_timeout=1e-9").settings.response_timeout, MIN_TIMEOUT);
+    fn a_value_out_of_range_is_refused_in_a_url_with_the_range() {
+        for (option, range) in [
+            ("retry_for=86400.5", "0 to 86400 seconds"),
+            ("retry_for=soon", "0 to 86400 seconds"),
+            ("response_timeout=1e-9", "0.001 to 86400 seconds"),
+            ("response_timeout=1e18", "0.001 to 86400 seconds"),
+            ("default_ttl=0", "0.001 to 3155760000 seconds"),
+            ("default_ttl=1e18", "0.001 to 3155760000 seconds"),
+            ("replicas=-1", "an integer from 0 to 4294967295"),
+            ("replicas=1&replicas_timeout=86401", "0.001 to 86400 seconds"),
+            ("partitions=0", "an integer from 1 to 1000"),
+            ("partitions=1001", "an integer from 1 to 1000"),
+            ("coalesce=1", "true or false"),
+        ] {
+            let error = RedisOptions::from_url(&format!("redis://h?{option}")).unwrap_err();
+            assert!(matches!(error, Error::InvalidParameter { .. }), "{option}: {error}");
+            let name = option.rsplit('&').next().unwrap().split('=').next().unwrap();
+            let text = format!("invalid backend URL: wrong value of {name:?}; allowed: {range}");
+            assert_eq!(error.to_string(), text, "{option}");
+        }
+        let limits =
+            "retry_for=86400&response_timeout=0.001&default_ttl=3155760000&partitions=1000";
+        let settings = read(&format!("redis://h?{limits}")).settings;
+        assert_eq!(
+            (settings.retry_for, settings.response_timeout, settings.default_ttl),
+            (MAX_TIMEOUT, MIN_TIMEOUT, Some(MAX_TTL))
+        );
     }
 
     #[test]
-    fn times_have_a_maximum() {
-        let huge = read("redis://h?retry_for=1e18&response_timeout=1e18&default_ttl=1e18").settings;
-        assert_eq!((huge.retry_for, huge.response_timeout), (MAX_TIMEOUT, MAX_TIMEOUT));
-        assert_eq!(huge.default_ttl, Some(MAX_TTL));
+    fn a_builder_replaces_a_value_out_of_range_by_the_nearest() {
         let options = read("redis://h").retry_for(Duration::MAX).default_ttl(Duration::MAX);
-        assert_eq!(
-            (options.settings.retry_for, options.settings.default_ttl),
-            (MAX_TIMEOUT, Some(MAX_TTL))
-        );
+        let options = options.response_timeout(Duration::ZERO).partitions(5_000);
+        let settings = options.settings;
+        assert_eq!((settings.retry_for, settings.default_ttl), (MAX_TIMEOUT, Some(MAX_TTL)));
+        assert_eq!((settings.response_timeout, settings.partitions), (MIN_TIMEOUT, MAX_PARTITIONS));
     }
 
     #[test]
@@ -592,7 +637,8 @@ mod tests {
             let error = RedisOptions::from_url(url).unwrap_err();
             assert!(matches!(error, Error::InvalidParameter { .. }), "{url}: {error}");
             let text = error.to_string();
-            assert!(text.contains("redis://[[USER]") && !text.contains("hunter2"), "{text}");
+            let is_helpful = text.contains("redis://[[USER]") || text.contains("wrong value of");
+            assert!(is_helpful && !text.contains("hunter2"), "{text}");
         }
         let text = format!("{:?}", read("redis://me:hunter2@h"));
         assert!(text.contains("redis://h") && !text.contains("hunter2"), "{text}");

@@ -57,10 +57,10 @@ pub(crate) struct Filters {
     #[arg(long, value_name = "QUEUE")]
     pub(crate) source: Option<QueueName>,
     /// At least this old, since it became a dead letter.
-    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    #[arg(long, value_name = "DURATION", value_parser = duration, allow_hyphen_values = true)]
     pub(crate) older: Option<Duration>,
     /// Less than this old, since it became a dead letter.
-    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    #[arg(long, value_name = "DURATION", value_parser = duration, allow_hyphen_values = true)]
     pub(crate) newer: Option<Duration>,
     /// Text in the error, in one of its causes, or in the body; ignores case.
     #[arg(long, value_name = "TEXT", value_parser = NonEmptyStringValueParser::new())]
@@ -114,7 +114,7 @@ pub(crate) struct DlqStats {
     #[arg(long, value_name = "N")]
     pub(crate) fail_over: Option<u64>,
     /// Exit with code 1 if a queue has dead letters that are at least this old.
-    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    #[arg(long, value_name = "DURATION", value_parser = duration, allow_hyphen_values = true)]
     pub(crate) fail_older: Option<Duration>,
     #[command(flatten)]
     pub(crate) filters: Filters,

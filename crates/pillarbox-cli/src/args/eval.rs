@@ -91,7 +91,7 @@ pub(crate) struct EvalCollect {
     #[arg(value_name = "RUN", value_hint = ValueHint::DirPath)]
     pub(crate) run: PathBuf,
     /// Maximum time to wait; defaults to no limit.
-    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    #[arg(long, value_name = "DURATION", value_parser = duration, allow_hyphen_values = true)]
     pub(crate) timeout: Option<Duration>,
     /// Evaluator for a run that was submitted with --plain; can be repeated, and then all must pass.
     #[arg(long = "evaluator", value_name = "EVALUATOR", long_help = Evaluator::HELP)]

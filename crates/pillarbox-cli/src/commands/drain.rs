@@ -104,5 +104,9 @@ async fn write(out: &mut Out, queue: &Arc<dyn Queue>, deliveries: Vec<Delivery>)
         Err(_) => receipts.map(|receipt| Settle::release(receipt, Duration::ZERO)).collect(),
     };
     let settled = settle_all(out, queue, settles).await;
-    written.and(settled)
+    if settled.is_ok() {
+        written.map_err(Failure::with_messages_released)
+    } else {
+        written.and(settled)
+    }
 }

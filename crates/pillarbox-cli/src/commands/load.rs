@@ -9,6 +9,7 @@
 //! first interrupt takes effect only when the pipe is empty, and if messages cannot be stored, their lines and all that
 //! follow are saved in a file.
 
+use std::cell::Cell;
 use std::collections::HashSet;
 use std::fs::File;
 use std::io::{self, IsTerminal, Write};
@@ -65,7 +66,7 @@ pub(crate) async fn run(context: &mut Context, args: args::Load) -> Result<()> {
     with_backend(backend, async |backend| {
         let queue = backend.queue(&args.queue, QueueOptions::new())?;
         let run = MessageId::new();
-        let lines = InputLines::open(&path, |text| {
+        let parse = |text: &str| {
             let mut message = message_json::parse(text, Timestamp::now())?;
             let transfer = format!("load {run} of {}", message.id);
             set_deduplication(&*queue, &mut message, &transfer);
@@ -73,9 +74,12 @@ pub(crate) async fn run(context: &mut Context, args: args::Load) -> Result<()> {
             let checked = queue.capabilities().check_outgoing(queue.name(), &message);
             let line = text.into();
             checked.map(|()| Entry { message, line }).map_err(|error| error.to_string())
-        });
+        };
+        let is_invalid = Cell::new(false);
+        let lines =
+            InputLines::open(&path, |text| parse(text).inspect_err(|_| is_invalid.set(true)));
         let mut lines = lines.map_err(|failure| match failure {
-            Failure::Other(text) => Failure::Other(format!(
+            Failure::Other(text) if is_invalid.get() => Failure::Other(format!(
                 "{text}. `pillarbox load {} < {}` loads the other lines",
                 args.queue,
                 path.display()

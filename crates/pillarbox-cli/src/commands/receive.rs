@@ -70,7 +70,11 @@ async fn print(
         }
     }
     let settled = settle_all(out, queue, settles).await;
-    result.and(settled)
+    if settled.is_ok() {
+        result.map_err(Failure::with_messages_released)
+    } else {
+        result.and(settled)
+    }
 }
 
 fn print_one(out: &mut Out, queue: &QueueName, delivery: &Delivery) -> Result<()> {

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use pillarbox::{Error, MessageId, Outgoing, Queue, QueueName, QueueOptions};
+use pillarbox::{Error, MessageId, Outgoing, Queue, QueueName, QueueOptions, Sent};
 use serde::Serialize;
 use serde::de::IgnoredAny;
 
@@ -17,11 +17,14 @@ use crate::failure::{Failure, Result};
 use crate::input_lines::InputLines;
 use crate::interrupt::Interrupt;
 use crate::message_json;
+use crate::output::is_read_write;
 
 #[derive(Serialize)]
 struct SendJson<'a> {
     queue: &'a QueueName,
     id: MessageId,
+    /// `None`: the backend does not report it.
+    is_new: Option<bool>,
 }
 
 pub(crate) async fn run(context: &mut Context, args: args::Send) -> Result<()> {
@@ -40,6 +43,12 @@ pub(crate) async fn run(context: &mut Context, args: args::Send) -> Result<()> {
 }
 
 fn standard_input() -> Result<Bytes> {
+    // A process that was started without a stdin has /dev/null, open for reading and writing.
+    let stdin = std::fs::read_link("/proc/self/fd/0");
+    if is_read_write(0) && stdin.is_ok_and(|path| path == Path::new("/dev/null")) {
+        let text = "standard input is closed, so there is no body: nothing was sent. Give the body as an argument";
+        return Err(Failure::Usage(text.to_owned()));
+    }
     let mut body = Vec::new();
     match io::stdin().lock().read_to_end(&mut body) {
         Ok(_) => Ok(body.into()),
@@ -57,7 +66,7 @@ async fn send_one(context: &mut Context, args: &args::Send, body: Bytes) -> Resu
         let queue = backend.queue(&args.queue, QueueOptions::new())?;
         match send_batch(&queue, vec![message]).await {
             (_, Some(error)) => Err(error.about(Some(id)).into()),
-            (_, None) => report(context, &args.queue, id),
+            (sent, None) => sent.into_iter().try_for_each(|sent| report(context, &queue, sent)),
         }
     })
     .await
@@ -73,7 +82,7 @@ pub(crate) fn read_line(args: &args::Send, line: &str) -> Result<Outgoing, Strin
 pub(crate) fn outgoing(args: &args::Send, id: MessageId, body: Bytes) -> Outgoing {
     let mut message = Outgoing::with_id(id, body);
     message.delay = args.delay;
-    message.reply_to = args.reply_to.as_deref().map(Into::into);
+    message.reply_to = args.reply_to.as_ref().map(|queue| queue.as_str().into());
     message.attributes = args.attributes.iter().cloned().collect();
     if let Some(group) = &args.group {
         message.attributes.insert(Outgoing::GROUP, group);
@@ -84,9 +93,15 @@ pub(crate) fn outgoing(args: &args::Send, id: MessageId, body: Bytes) -> Outgoin
     message
 }
 
-fn report(context: &mut Context, queue: &QueueName, id: MessageId) -> Result<()> {
+fn report(context: &mut Context, queue: &Arc<dyn Queue>, sent: Sent) -> Result<()> {
+    let Sent { id, is_new, .. } = sent;
+    if !is_new {
+        let text = "a message with this id is in the queue already; nothing was stored";
+        context.out.note(text);
+    }
     if context.out.is_json() {
-        context.out.json(&SendJson { queue, id })
+        let is_new = queue.capabilities().reports_duplicates.then_some(is_new);
+        context.out.json(&SendJson { queue: queue.name(), id, is_new })
     } else {
         context.out.line(&id.to_string())
     }
@@ -118,7 +133,7 @@ async fn send_lines(context: &mut Context, args: &args::Send, path: &Path) -> Re
             if reported.is_ok() {
                 reported = stored
                     .into_iter()
-                    .try_for_each(|id| report(context, &args.queue, id))
+                    .try_for_each(|sent| report(context, &queue, sent))
                     .and_then(|()| context.out.flush());
             }
             if let Some(error) = failure {
@@ -146,11 +161,11 @@ async fn send_lines(context: &mut Context, args: &args::Send, path: &Path) -> Re
     .await
 }
 
-/// Sends messages. Returns the ids of those that were stored, and the first error.
+/// Sends messages. Returns those that the queue now holds, and the first error.
 pub(crate) async fn send_batch(
     queue: &Arc<dyn Queue>,
     messages: Vec<Outgoing>,
-) -> (Vec<MessageId>, Option<Error>) {
+) -> (Vec<Sent>, Option<Error>) {
     let results = match queue.send(messages).await {
         Ok(results) => results,
         Err(error) => return (Vec::new(), Some(error)),
@@ -159,7 +174,7 @@ pub(crate) async fn send_batch(
     let mut failure = None;
     for result in results {
         match result {
-            Ok(sent) => stored.push(sent.id),
+            Ok(sent) => stored.push(sent),
             Err(error) => failure = failure.or(Some(error)),
         }
     }

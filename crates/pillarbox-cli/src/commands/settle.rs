@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use pillarbox::{
-    Mailbox, MessageId, NoReplies, Queue, QueueName, QueueOptions, Raw, Receipt, Settle,
+    Error, Mailbox, MessageId, NoReplies, Queue, QueueName, QueueOptions, Raw, Receipt, Settle,
     SettleAction,
 };
 use serde::Serialize;
@@ -40,16 +40,18 @@ async fn run(context: &mut Context, name: &QueueName, settles: Vec<Settle>) -> R
     with_backend(context.open_existing().await?, async |backend| {
         let queue = backend.queue(name, QueueOptions::new())?;
         let results = settle(&queue, settles.clone()).await?;
+        let has_tokens = queue.capabilities().strict_receipts;
         let (mut failure, mut reported) = (None, Ok(()));
         for (settle, result) in settles.iter().zip(results) {
-            match result {
+            let receipt = &settle.receipt;
+            match result.map_err(|error| explain(error, receipt, has_tokens)) {
                 // Errors are printed even if the results cannot be.
                 Ok(()) => {
                     reported = reported.and_then(|()| report(&mut context.out, name, settle));
                 }
-                Err(error) if settles.len() == 1 => return Err(error.into()),
+                Err(error) if settles.len() == 1 => return Err(error),
                 Err(error) => {
-                    context.out.error(&error.to_string());
+                    context.out.error(&error.text().unwrap_or_default());
                     failure = Some(Failure::Reported);
                 }
             }
@@ -57,6 +59,20 @@ async fn run(context: &mut Context, name: &QueueName, settles: Vec<Settle>) -> R
         failure.map_or(reported, Err)
     })
     .await
+}
+
+/// Distinguishes a text that never was a receipt from a receipt that is no longer valid. A backend
+/// without strict receipts has receipts of any form.
+fn explain(error: Error, receipt: &Receipt, has_tokens: bool) -> Failure {
+    match error {
+        Error::ReceiptHandleExpired { .. } if has_tokens && receipt.token().is_none() => {
+            Failure::Other(format!(
+                "'{receipt}' is not a receipt: use the one that `pillarbox receive` prints, a message id, a dot and \
+                 16 characters"
+            ))
+        }
+        error => error.into(),
+    }
 }
 
 fn report(out: &mut Out, queue: &QueueName, settle: &Settle) -> Result<()> {

@@ -44,6 +44,25 @@ fn send() {
     assert_eq!(bodies, ["\"hello\"", "{\"n\":1}", "-5", "{\"n\":1}", "[2]", "\"three\"", "5"]);
 }
 
+#[test]
+fn a_send_reports_whether_it_stored_the_message() {
+    let place = Place::new();
+    let note = "note: a message with this id is in the queue already; nothing was stored\n";
+    for (option, twice) in [(format!("--id {}", id(1)), false), ("--key k".to_owned(), true)] {
+        let line = format!("send orders x {option}");
+        let first = place.run(&format!("{line} --json"));
+        assert_eq!((first.code, first.stderr.as_str()), (0, ""), "{first:?}");
+        assert_eq!(lines(&first.stdout)[0]["is_new"], true, "{first:?}");
+        let again = place.run(&format!("{line} --json"));
+        assert_eq!((again.code, again.stderr.as_str()), (0, note), "{again:?}");
+        assert_eq!(lines(&again.stdout)[0]["is_new"], false, "{again:?}");
+        let text = place.run(&line);
+        let sent = lines(&first.stdout)[0]["id"].as_str().unwrap().to_owned();
+        assert_eq!((text.stdout, text.stderr.as_str()), (format!("{sent}\n"), note));
+        assert_eq!(place.ok("peek orders --json").lines().count(), 1 + usize::from(twice));
+    }
+}
+
 fn body(line: &str) -> String {
     let start = line.find("\"body\":").unwrap() + 7;
     line[start..line.len() - 1].to_owned()

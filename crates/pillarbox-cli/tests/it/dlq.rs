@@ -184,6 +184,19 @@ fn a_dead_letter_is_shown_in_full() {
     assert_eq!(command.output().unwrap().stdout, b"\x00\xff\x10");
 }
 
+/// SQLite and Redis do not record it; the dead letter has the time of sending then.
+#[test]
+fn the_time_of_the_first_receive_is_shown_only_if_it_is_known() {
+    let place = Place::new();
+    let sent = time(-HOUR);
+    let unknown = letter(1, 0, &json!({"sent_at": sent, "first_received_at": sent}));
+    load(&place, "orders-dlq", [(id(101), unknown), (id(102), letter(2, 0, &json!({})))]);
+    for (number, is_known) in [(1, false), (2, true)] {
+        let shown = place.ok(&format!("dlq show orders-dlq {}", id(number)));
+        assert_eq!(shown.contains("first received"), is_known, "{shown}");
+    }
+}
+
 #[test]
 fn errors_are_grouped_and_counted() {
     let place = with_letters();

@@ -35,6 +35,8 @@ fn an_error_is_1_and_says_what_was_tried_and_what_to_do() {
         ("queues --url sqlite:no/where.db", vec!["create the directory first"]),
         ("send q x --url sqlite:diary.txt", vec!["is not a SQLite database", "not touched"]),
         (&format!("ack orders {receipt}"), vec!["no longer valid", "'orders'"]),
+        ("ack orders foo", vec!["'foo' is not a receipt", "`pillarbox receive` prints"]),
+        ("nack orders foo bar", vec!["'foo' is not a receipt", "'bar' is not a receipt"]),
         (&format!("nack orders {receipt}"), vec!["no longer valid"]),
         (&format!("extend orders {receipt} 5m"), vec!["no longer valid"]),
         ("load q nothing.jsonl", vec!["cannot read nothing.jsonl", "No such file"]),
@@ -74,6 +76,44 @@ fn without_a_url_an_error_names_the_default() {
 }
 
 #[test]
+fn an_empty_url_on_the_command_line_is_refused() {
+    let place = Place::new();
+    for variable in [None, Some("sqlite:env.db")] {
+        let mut command = place.command(["send", "q", "x", "--url", ""]);
+        command.envs(variable.map(|url| ("PILLARBOX_URL", url)));
+        let run = finish(command.spawn().unwrap());
+        assert_eq!((run.code, run.stdout.as_str()), (2, ""), "{run:?}");
+        assert!(run.stderr.contains("--url is empty: give a URL"), "{run:?}");
+    }
+    assert_eq!(std::fs::read_dir(place.path()).unwrap().count(), 0);
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn a_body_from_a_closed_standard_input_is_refused() {
+    let place = Place::new();
+    let run = place.shell("pillarbox send q - <&-");
+    assert_eq!((run.code, run.stdout.as_str()), (2, ""), "{run:?}");
+    assert!(run.stderr.contains("standard input is closed"), "{run:?}");
+    assert_eq!(place.shell("pillarbox send q - < /dev/null").code, 0, "an empty body");
+    assert_eq!(place.ok("peek q --json").lines().count(), 1);
+}
+
+#[test]
+fn only_a_file_with_an_invalid_line_can_be_loaded_from_a_pipe_instead() {
+    let place = Place::new();
+    std::fs::write(place.path().join("bad.jsonl"), "{\"body\":1}\n{\"body\":2\n").unwrap();
+    std::fs::write(place.path().join("latin1.jsonl"), b"{\"body\":\"\xe9\"}\n").unwrap();
+    for (file, advised) in [("bad.jsonl", true), ("latin1.jsonl", false), ("nothing", false)] {
+        let run = place.run(&format!("load q {file}"));
+        assert_eq!(run.code, 1, "{run:?}");
+        assert_eq!(run.stderr.contains("loads the other lines"), advised, "{run:?}");
+    }
+    let other = place.shell("pillarbox load q < bad.jsonl");
+    assert_eq!((other.code, other.stdout.as_str()), (1, "1 message loaded\n"), "{other:?}");
+}
+
+#[test]
 fn wrong_usage_is_2_and_changes_nothing() {
     let place = Place::new().with_orders();
     let before = place.ok("dump orders");
@@ -86,6 +126,9 @@ fn wrong_usage_is_2_and_changes_nothing() {
         ("send orders! x", "contains '!'"),
         ("send orders x --delay 5", "the unit is missing: 5s, 5m or 5h?"),
         ("send orders x --delay soon", "expected a duration such as 1500ms, 30s"),
+        ("send orders x --delay -1s", "expected a duration such as 1500ms, 30s"),
+        ("receive orders --visibility -1", "expected a duration such as 1500ms, 30s"),
+        ("send orders x --reply-to bad!name", "contains '!'"),
         ("send orders x --attr novalue", "NAME=VALUE"),
         ("send orders x --id 17", "a UUID"),
         ("send orders x --attr a=1 --attr a=2", "'a' is given twice"),
@@ -105,7 +148,11 @@ fn wrong_usage_is_2_and_changes_nothing() {
         ("queues --url nonsense", "there is no scheme"),
         ("queues --url sqlite:f?cache=1", "unknown option"),
         ("completions tcsh", "possible values: bash"),
+        ("queues --url redis://h?partitions=1001", "an integer from 1 to 1000"),
+        ("queues --url redis://h?response_timeout=1e9", "0.001 to 86400 seconds"),
         ("bench --batch 5000", "batch size"),
+        ("bench -s 99999999999", "use at most 900000000 bytes"),
+        ("bench -s 99999999999 --url memory:", "use at most 1073741824 bytes"),
         ("demo --tasks 0", "at least 1"),
     ] {
         let run = place.run(line);
@@ -292,6 +339,8 @@ fn urls_can_come_from_the_environment_or_a_file() {
     std::fs::write(place.path().join("long.url"), "hunter2".repeat(20_000)).unwrap();
     for (url, says) in [
         ("env:TARGETS", "the environment variable TARGETS is not set"),
+        ("env:", "use env:NAME"),
+        ("file:", "use file:PATH"),
         ("env:NONE", "NONE is empty"),
         ("file:nothing.url", "nothing.url"),
         ("file:two.url", "two.url is not a file with a URL on one line"),

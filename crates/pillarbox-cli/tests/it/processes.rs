@@ -169,6 +169,7 @@ fn messages_that_cannot_be_written_are_released() {
         let run = finish(command.stdout(Stdio::from(full)).spawn().unwrap());
         assert_eq!(run.code, 1, "{line}: {run:?}");
         assert!(run.stderr.contains("cannot write to stdout"), "{line}: {run:?}");
+        assert!(run.stderr.contains("not written are back in the queue"), "{line}: {run:?}");
         let stats = lines(&place.ok("stats orders --json")).remove(0);
         assert_eq!((&stats["ready"], &stats["in_flight"]), (&2.into(), &0.into()), "{line}");
     }

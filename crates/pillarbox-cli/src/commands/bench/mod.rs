@@ -20,6 +20,8 @@ use crate::failure::{Failure, Result};
 use crate::interrupt::Interrupt;
 use crate::output::{Table, text, time};
 
+/// Maximum size of a body on a backend without a limit.
+const MAX_SIZE: usize = 1 << 30;
 /// Wait of a receive, for backends that show a sent message with a delay.
 const WAIT: Duration = Duration::from_secs(5);
 
@@ -52,6 +54,12 @@ pub(crate) async fn run(context: &mut Context, args: args::Bench) -> Result<()> 
         let capabilities = queue.capabilities();
         capabilities.check_batch(&name, args.batch)?;
         capabilities.check_receive(&name, &Receive::up_to(args.batch))?;
+        // Before a body is allocated.
+        let max = capabilities.max_body.unwrap_or(MAX_SIZE);
+        if args.size > max {
+            let text = format!("--size {} is too large: use at most {max} bytes", args.size);
+            return Err(Failure::Usage(text));
+        }
         capabilities.check_outgoing(&name, &Outgoing::new(vec![0; args.size]))?;
         if !context.out.is_json() {
             let (callers, size) =

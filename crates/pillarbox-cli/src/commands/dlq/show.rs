@@ -54,7 +54,10 @@ fn describe(out: &mut Out, found: &PeekedDeadLetter, letter: &DeadLetter) -> Res
     field("source", &source)?;
     field("dead-lettered", &when(letter.dead_lettered_at))?;
     field("sent", &when(letter.sent_at))?;
-    field("first received", &when(letter.first_received_at))?;
+    // A backend that does not record it has the time of sending.
+    if letter.first_received_at != letter.sent_at {
+        field("first received", &when(letter.first_received_at))?;
+    }
     field("deliveries", &letter.delivery_count.to_string())?;
     let replays = match letter.replayed_at {
         Some(at) => format!("{}, the last at {}", letter.replay_count, when(at)),
