@@ -62,6 +62,7 @@ mod queue;
 mod queue_state;
 mod reply;
 mod retrying_client;
+mod script_call;
 mod script_runner;
 mod scripts;
 mod servers;

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use pillarbox_core::QueueName;
 use pillarbox_core::internal::{Locked, lock};
+use redis::Cmd;
 use tokio::time::{Instant, timeout};
 
 use crate::context::BackendContext;
@@ -15,6 +16,7 @@ use crate::format::Keys;
 use crate::options::MAX_TTL;
 use crate::partition_layout::{Layout, PartitionNumber};
 use crate::reply::ReplyReader;
+use crate::script_call::ScriptCall;
 use crate::scripts::{self, Script};
 use crate::servers::Route;
 use crate::waiting::SharedWaiters;
@@ -221,11 +223,14 @@ impl QueueState {
     async fn run_on_layout(&self, script: &Script, arguments: &[String]) -> Result<ReplyReader> {
         let BackendContext { client, gate, .. } = &*self.context;
         let keys = Keys::new(&self.name, 0);
-        let reply = client.run(gate, Route::Slot(keys.slot), script, false, |command, _| {
-            command.arg(5).arg(keys.partitions()).arg(&keys.types().map(|(key, _)| key));
+        let (partitions, [pending, invisible, data, meta]) =
+            (keys.partitions(), keys.types().map(|(key, _)| key));
+        let of_layout = [&*partitions, pending, invisible, data, meta];
+        let add = |command: &mut Cmd| {
             command.arg(arguments);
-        });
-        Ok(reply.await?.into_reader())
+        };
+        let call = ScriptCall::with_own_keys(script, &of_layout, add);
+        Ok(client.run(gate, Route::Slot(keys.slot), call).await?.into_reader())
     }
 
     /// Puts the queue, which was just created, on the list of queues.

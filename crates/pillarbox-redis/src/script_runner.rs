@@ -19,6 +19,7 @@ use crate::partition_layout::PartitionNumber;
 use crate::queue_state::QueueState;
 use crate::reply::{Reply, ReplyReader};
 use crate::retrying_client::retry_delay;
+use crate::script_call::{CommonArguments, ScriptCall};
 use crate::scripts::{self, Script};
 use crate::servers::Route;
 
@@ -93,18 +94,10 @@ impl ScriptRunner {
         arguments: impl Fn(&mut Cmd),
     ) -> Result<Reply> {
         let BackendContext { client, gate, .. } = &**self.context();
-        let ttl = self.queue.ttl();
-        let route = Route::Slot(self.keys.slot);
-        let reply = client.run(gate, route, script, caller.has_unanswered, |command, again| {
-            let Keys { pending, invisible, data, meta, .. } = &self.keys;
-            let keys = [pending, invisible, data, meta, &caller.key, &caller.key];
-            let keys = if again { &keys[..] } else { &keys[..5] };
-            command.arg(keys.len()).arg(keys);
-            command.arg(format!("{:012}", caller.number));
-            command.arg(record_ttl.as_millis() as u64).arg(ttl);
-            arguments(command);
-        });
-        match reply.await {
+        let keys = self.keys.types().map(|(key, _)| key);
+        let common = CommonArguments { caller, record_ttl, ttl: self.queue.ttl() };
+        let call = ScriptCall::of_partition(script, &keys, common, arguments);
+        match client.run(gate, Route::Slot(self.keys.slot), call).await {
             Err(failure) => {
                 Err(self.context().explain(failure, self.keys.slot, &self.keys.types()).await)
             }
@@ -162,10 +155,9 @@ impl ScriptRunner {
             self.queue.enlist(self.number).await?;
             let BackendContext { client, gate, .. } = &**self.context();
             let route = Route::Slot(self.keys.slot);
-            let noted = client.run(gate, route, &scripts::ENLISTED, false, |command, _| {
-                command.arg(1).arg(&self.keys.meta);
-            });
-            noted.await?;
+            let keys = [&*self.keys.meta];
+            let call = ScriptCall::with_own_keys(&scripts::ENLISTED, &keys, |_| ());
+            client.run(gate, route, call).await?;
         }
         Ok(())
     }
