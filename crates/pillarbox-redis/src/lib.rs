@@ -60,6 +60,7 @@ mod partition_layout;
 mod partitioned_queue;
 mod queue;
 mod queue_state;
+mod registration;
 mod reply;
 mod retrying_client;
 mod script_call;

@@ -148,20 +148,6 @@ impl ScriptRunner {
         }
     }
 
-    /// Makes sure that the partition is received from, and that the queue is on the list of queues.
-    pub(crate) async fn enlist(&self) -> Result<()> {
-        self.queue.register_new().await?;
-        if self.number > 0 {
-            self.queue.enlist(self.number).await?;
-            let BackendContext { client, gate, .. } = &**self.context();
-            let route = Route::Slot(self.keys.slot);
-            let keys = [&*self.keys.meta];
-            let call = ScriptCall::with_own_keys(&scripts::ENLISTED, &keys, |_| ());
-            client.run(gate, route, call).await?;
-        }
-        Ok(())
-    }
-
     /// Releases deliveries that no caller has received, in the background.
     pub(crate) fn release(self: Arc<Self>, deliveries: Vec<Delivery>) {
         let context = self.context().clone();
