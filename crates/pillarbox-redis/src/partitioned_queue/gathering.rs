@@ -47,7 +47,7 @@ impl Gathering<'_> {
             if request.max > 0 {
                 let partition = self.queue.partition(*number);
                 let receive = async move { partition.receive(request).await };
-                queries.push(self.queue.within(*number, limit, receive));
+                queries.push(self.queue.answer_or_skip(*number, limit, receive));
             }
         }
         let answers: Vec<_> = join_all(queries).await.into_iter().flatten().collect();
@@ -70,7 +70,7 @@ impl Gathering<'_> {
         let counts = partitions.map(|number| {
             let partition = self.queue.partition(number);
             let count = async move { (number, partition.count_ready().await) };
-            self.queue.within(number, limit, count)
+            self.queue.answer_or_skip(number, limit, count)
         });
         let answers: Vec<_> = join_all(counts).await.into_iter().flatten().collect();
         let has_answered = !answers.is_empty();
