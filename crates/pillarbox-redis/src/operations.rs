@@ -145,7 +145,7 @@ pub(crate) enum ReceiveOutcome {
 
 /// Maximum number of bytes of messages that one call delivers, unless a single message has more. Enforced by
 /// `receive.lua`.
-pub(crate) const MAX_BYTES: usize = 1 << 20;
+pub(crate) const MAX_DELIVERED_BYTES: usize = 1 << 20;
 
 impl Operation for Receives {
     type Request = Receive;

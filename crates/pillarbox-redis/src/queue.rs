@@ -181,7 +181,7 @@ impl RedisQueue {
         let partitions = self.queue.state.waiters.lock().responsive(layout.received_from);
         let received = self.queue.receive(request, &partitions, true).await;
         let received = received.map_err(self.failed("receive"));
-        self.queue.narrow(layout);
+        self.queue.remove_empty_partitions(layout);
         received
     }
 
@@ -189,7 +189,7 @@ impl RedisQueue {
     async fn wait(&self, request: Receive) -> Result<Vec<Delivery>> {
         let end = after(request.wait);
         let queue = &self.queue;
-        queue.narrow(self.layout("receive").await?);
+        queue.remove_empty_partitions(self.layout("receive").await?);
         let mut wait = Wait::begin(&queue.state.waiters, end, |partitions| async move {
             queue.subscribe(&partitions).await;
             partitions
@@ -200,7 +200,7 @@ impl RedisQueue {
             if !found.is_empty() || wait.is_over() {
                 return Ok(found);
             }
-            queue.narrow(self.unless_closed(self.layout("receive")).await??);
+            queue.remove_empty_partitions(self.unless_closed(self.layout("receive")).await??);
             next = self.unless_closed(wait.next()).await?;
         }
         Ok(Vec::new())

@@ -64,8 +64,8 @@ impl ScriptRunner {
         Caller::new(self.keys.call(&self.context().new_caller_name()))
     }
 
-    /// Runs a script whose answer needs not be remembered.
-    pub(crate) async fn run_unremembered(
+    /// Runs a script whose answer needs not be remembered: for no caller.
+    pub(crate) async fn run_without_caller(
         &self,
         script: &Script,
         arguments: impl Fn(&mut Cmd),
@@ -153,7 +153,7 @@ impl ScriptRunner {
         let context = self.context().clone();
         context.spawn(async move {
             let tokens: Vec<_> = deliveries.iter().filter_map(|d| d.receipt.token()).collect();
-            let released = self.run_unremembered(&scripts::RELEASE, |command| {
+            let released = self.run_without_caller(&scripts::RELEASE, |command| {
                 for (id, nonce) in &tokens {
                     command.arg(IdText::new(*id).as_bytes()).arg(nonce.to_string());
                 }

@@ -8,7 +8,7 @@ use pillarbox_core::{Delivery, Receive};
 
 use super::PartitionedQueue;
 use crate::failure::{Failure, Result};
-use crate::operations::{MAX_BYTES, UnclaimedDeliveries};
+use crate::operations::{MAX_DELIVERED_BYTES, UnclaimedDeliveries};
 use crate::partition_layout::PartitionNumber;
 
 /// A receive from several partitions.
@@ -28,7 +28,7 @@ impl Gathering<'_> {
     /// Returns whether more messages can be received.
     pub(super) fn has_room(&self) -> bool {
         let bytes: usize = self.received.iter().map(UnclaimedDeliveries::bytes).sum();
-        self.wanted() > 0 && bytes < MAX_BYTES
+        self.wanted() > 0 && bytes < MAX_DELIVERED_BYTES
     }
 
     /// Receives at most the given number of messages from each partition, and no more than wanted in all.

@@ -15,7 +15,7 @@ use pillarbox_core::{
 };
 
 pub(crate) use self::batch_split::Outcomes;
-use self::batch_split::{chunks, each, split};
+use self::batch_split::{chunks, outcome_of_each, split};
 use self::gathering::Gathering;
 use self::responsiveness::RESPONSE_TIMEOUT;
 use crate::context::BackendContext;
@@ -153,7 +153,7 @@ impl PartitionedQueue {
                 Some(failure) => Err(failure.clone()),
             };
             failed = answers.as_ref().err().cloned();
-            outcomes.extend(each(answers, entries));
+            outcomes.extend(outcome_of_each(answers, entries));
         }
         outcomes
     }
@@ -210,7 +210,8 @@ impl PartitionedQueue {
     /// Ends or extends leases, and returns for each whether its receipt was valid.
     pub(crate) async fn settle(&self, batch: Vec<Settle>) -> Outcomes<bool> {
         let number = |settle: &Settle| match settle.receipt.token() {
-            // A forged receipt may name a partition that cannot exist.
+            // A receive marks its nonces with the partition, so that a receipt leads back to it. One that is
+            // forged may name a partition that cannot exist.
             Some((_, nonce)) if u32::from(nonce.mark()) < MAX_PARTITIONS => nonce.mark(),
             _ => 0,
         };
@@ -218,7 +219,7 @@ impl PartitionedQueue {
         let (parts, order) = split(batch, &numbers);
         let settles = parts.into_iter().map(|(number, part)| async move {
             let entries = part.len();
-            each(self.partition(number).settle(part).await, entries)
+            outcome_of_each(self.partition(number).settle(part).await, entries)
         });
         order.restore(join_all(settles).await)
     }
@@ -282,19 +283,19 @@ impl PartitionedQueue {
     }
 
     /// Removes the last partitions in the background if they are no longer sent to and are empty.
-    pub(crate) fn narrow(self: &Arc<Self>, layout: Layout) {
+    pub(crate) fn remove_empty_partitions(self: &Arc<Self>, layout: Layout) {
         if layout.received_from <= layout.sent_to || !self.state.may_narrow() {
             return;
         }
         let queue = self.clone();
         self.context().spawn(async move {
-            if let Err(failure) = queue.narrow_now(layout).await {
+            if let Err(failure) = queue.remove_empty_partitions_now(layout).await {
                 tracing::debug!(queue = %queue.name(), %failure, "a partition was not removed");
             }
         });
     }
 
-    async fn narrow_now(&self, layout: Layout) -> Result<(), Failure> {
+    async fn remove_empty_partitions_now(&self, layout: Layout) -> Result<(), Failure> {
         let mut left = layout.received_from;
         while left > layout.sent_to && self.partition(left - 1).delete_if_empty().await? {
             left -= 1;
