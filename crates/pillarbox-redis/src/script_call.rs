@@ -20,7 +20,7 @@ pub(crate) struct ScriptCall<'a, A> {
     arguments: A,
 }
 
-/// What every script on the keys of a partition is told about its call, see `header.lua`.
+/// The first arguments of every script on the keys of a partition, see `header.lua`.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct CommonArguments<'a> {
     pub(crate) caller: &'a Caller,
