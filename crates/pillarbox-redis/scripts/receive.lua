@@ -2,7 +2,7 @@
 --
 -- Arguments after the common ones: 4 maximum number of messages for all receivers together; 5 number of
 --   receivers; for each of them its maximum, and the microseconds of its leases; then for each message that may
---   be delivered the 16 secret characters of its receipt and a 1.
+--   be delivered a token: the 16 secret characters of its receipt and a 1.
 -- Reads: pending, data, meta, invisible. Writes: pending, invisible, meta, call.
 -- Reply: microseconds until the next message becomes ready, apart from those delivered: -1 for never, 0 if there
 --   may be more at once; then, if there are any, the ids, data and meta of the messages as they were before. The
@@ -12,7 +12,8 @@
 -- Idempotence: see header.lua. The record holds the ids; a second run reads the messages again, and leaves out
 --   the data of those whose lease is not the one given then.
 local record = redis_call('GET', call)
-local secrets = 5 + 2 * ARGV[5]
+-- The tokens are the arguments after this one.
+local before_tokens = 5 + 2 * ARGV[5]
 if record and record >= ARGV[1] then
   local ids = {}
   for id in string.gmatch(sub(record, 13), '%S+') do ids[#ids + 1] = id end
@@ -20,7 +21,7 @@ if record and record >= ARGV[1] then
   local bodies = redis_call('HMGET', data, unpack(ids))
   local known = redis_call('HMGET', meta, unpack(ids))
   for n = 1, #ids do
-    local secret = sub(ARGV[secrets + n] or '', 1, 16)
+    local secret = sub(ARGV[before_tokens + n] or '', 1, 16)
     if known[n] and sub(known[n], 1, 16) == secret then
       local count, rest = string.match(known[n], '^(%d+)(:?%d*)', 17)
       known[n] = string.format('%.0f', count - 1) .. rest
@@ -54,6 +55,7 @@ if #ids < wanted then
   -- With an error, what was popped is delivered: it could not be pushed back while the slot moves to another
   -- node, since a script must not use a list again that it has emptied. A key of another type is noticed below.
   if #ids == 0 then
+    -- A call of this caller may still be on its way.
     if KEYS[6] then
       local answer = ''
       -- @renew
@@ -119,16 +121,17 @@ for n = 1, count do
     -- order of delivery, they expire a quarter of a microsecond apart.
     if not by_bytes or id < last then lease = ends + n / 4 end
     last = id
-    local secret = ARGV[secrets + n]
+    -- The 1 is the number of deliveries after the first.
+    local token = ARGV[before_tokens + n]
     if known[n] then
       local from = #known[n] > 16 and not string.find(sub(known[n], 1, 16), ':', 1, true) and 17 or 1
       local before, rest = string.match(known[n], '^(%d+)(:?%d*)', from)
-      secret = sub(secret, 1, 16) .. string.format('%.0f', (before or 0) + 1) .. (rest or '')
+      token = sub(token, 1, 16) .. string.format('%.0f', (before or 0) + 1) .. (rest or '')
     end
     leases[place + 1] = lease
     leases[place + 2] = id
     counts[place + 1] = id
-    counts[place + 2] = secret
+    counts[place + 2] = token
     place = place + 2
   else
     lost = lost or {}

@@ -62,6 +62,7 @@ if size == 0 then
     if string.find(pending, '#', 1, true) and redis_call('HEXISTS', meta, '#enlisted') == 0 then
       answer = answer .. '!'
     end
+    -- A call of this caller may still be on its way.
     if KEYS[6] then
       -- @renew
     else

@@ -24,7 +24,7 @@ use crate::script_runner::ScriptRunner;
 const MAX_QUEUED: usize = 8192;
 
 /// Maximum number of bytes in one call, unless a single request has more.
-const MAX_BYTES: usize = 1 << 20;
+const MAX_COALESCED_BYTES: usize = 1 << 20;
 
 /// A kind of operation whose requests can be coalesced.
 pub(crate) trait Operation: Sized + Send + Sync + 'static {
@@ -91,7 +91,7 @@ type Answered<O> = oneshot::Sender<Result<<O as Operation>::Answer>>;
 type Batch<O> = (Caller, Vec<<O as Operation>::Request>, Vec<Answered<O>>);
 
 /// The way in which a request is served.
-enum Route<O: Operation> {
+enum Service<O: Operation> {
     /// By the caller itself, since nothing else is under way.
     Direct(Caller, O::Request),
     /// By a runner, which may have to be started.
@@ -116,12 +116,12 @@ impl<O: Operation> Batcher<O> {
         if let Ok(permit) = self.room.acquire().await {
             permit.forget();
         }
-        match self.route(request) {
-            Route::Direct(caller, request) => {
+        match self.choose_service(request) {
+            Service::Direct(caller, request) => {
                 self.room.add_permits(1);
                 ContinueOnDrop::new(&self.runner, self.clone().call_directly(caller, request)).await
             }
-            Route::Queued(runner, answer) => {
+            Service::Queued(runner, answer) => {
                 if let Some(caller) = runner {
                     self.runner.context().spawn(self.clone().run(caller));
                 }
@@ -130,14 +130,15 @@ impl<O: Operation> Batcher<O> {
         }
     }
 
-    fn route(&self, request: O::Request) -> Route<O> {
+    /// Decides how a request is served, and queues it unless its caller serves it.
+    fn choose_service(&self, request: O::Request) -> Service<O> {
         let mut state = lock(&self.state);
         let caller = |state: &mut BatcherState<O>| {
             state.idle.pop().unwrap_or_else(|| self.runner.new_caller())
         };
         if state.running == 0 && !state.is_direct {
             state.is_direct = true;
-            return Route::Direct(caller(&mut state), request);
+            return Service::Direct(caller(&mut state), request);
         }
         let (answer, answered) = oneshot::channel();
         state.queued.push_back(Queued { request, answer });
@@ -145,7 +146,7 @@ impl<O: Operation> Batcher<O> {
             state.running += 1;
             caller(&mut state)
         });
-        Route::Queued(runner, answered)
+        Service::Queued(runner, answered)
     }
 
     /// Makes the call of one request, which saves a switch of tasks.
@@ -197,7 +198,7 @@ impl<O: Operation> Batcher<O> {
         while let Some(next) = state.queued.front() {
             let (more_entries, more_bytes) = O::size(&next.request);
             (entries, bytes) = (entries + more_entries, bytes + more_bytes);
-            let fits = entries <= self.limits.entries && bytes <= MAX_BYTES;
+            let fits = entries <= self.limits.entries && bytes <= MAX_COALESCED_BYTES;
             if !fits || !O::can_join(&requests[0], &next.request) {
                 break;
             }

@@ -6,6 +6,7 @@ use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use pillarbox_core::{Gate, Nonce, QueueName};
+use redis::Cmd;
 use tokio::runtime::Handle;
 use tokio_util::task::TaskTracker;
 use tokio_util::task::task_tracker::TaskTrackerToken;
@@ -15,6 +16,7 @@ use crate::failure::{Failure, Result};
 use crate::format::REGISTRY;
 use crate::reply::ReplyReader;
 use crate::retrying_client::RetryingClient;
+use crate::script_call::ScriptCall;
 use crate::scripts::{self, Script};
 use crate::servers::{Route, slot};
 use crate::waiting::{POLL_INTERVAL, Subscriptions, WaitedPartitions};
@@ -98,10 +100,11 @@ impl BackendContext {
         script: &Script,
         arguments: &[&str],
     ) -> Result<ReplyReader> {
-        let reply = self.client.run(&self.gate, *REGISTRY_ROUTE, script, false, |command, _| {
-            command.arg(1).arg(REGISTRY).arg(arguments);
-        });
-        match reply.await {
+        let add = |command: &mut Cmd| {
+            command.arg(arguments);
+        };
+        let call = ScriptCall::with_own_keys(script, &[REGISTRY], add);
+        match self.client.run(&self.gate, *REGISTRY_ROUTE, call).await {
             Ok(reply) => Ok(reply.into_reader()),
             Err(failure) => Err(self.explain_registry(failure).await),
         }

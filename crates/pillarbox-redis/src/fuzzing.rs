@@ -34,7 +34,7 @@ fn error(failure: Failure) -> Error {
 /// Reads the answer of `send.lua` and `settle.lua` to this number of entries.
 pub fn characters(value: Value, entries: usize) -> Result<(Vec<u8>, bool)> {
     let characters = reply(value).characters(entries).map_err(error)?;
-    Ok((characters.0, characters.1.must_enlist))
+    Ok((characters.0, characters.1.must_announce))
 }
 
 /// Reads the answer of `receive.lua` to receivers that want these numbers of messages.

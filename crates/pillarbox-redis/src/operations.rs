@@ -16,7 +16,7 @@ use crate::failure::Result;
 use crate::format::{self, IdText, micros};
 use crate::reply::{Reply, ReplyReader};
 use crate::script_runner::{LostReceive, ScriptRunner};
-use crate::scripts;
+use crate::{registration, scripts};
 
 /// Stores messages.
 #[derive(Debug)]
@@ -47,7 +47,7 @@ impl Operation for Sends {
         caller: &Caller,
         requests: &[SendRequest],
     ) -> Result<Vec<Vec<SendOutcome>>> {
-        runner.queue.register().await?;
+        registration::register(&runner.queue).await?;
         let max_size = requests[0].max_size.map_or(String::new(), |max| max.to_string());
         let all = || requests.iter().flat_map(|request| &request.messages);
         let unique = Deduplicated::new(all().map(|message| message.id));
@@ -74,9 +74,10 @@ impl Operation for Sends {
         if flags.publish_failed {
             runner.context().warn_of_publish(Some(&runner.queue.name));
         }
-        if flags.must_enlist {
+        if flags.must_announce {
             // Whatever fails from here on, the messages are stored.
-            runner.enlist().await.map_err(|failure| failure.with_effect_unknown(true))?;
+            let announced = registration::announce(runner).await;
+            announced.map_err(|failure| failure.with_effect_unknown(true))?;
         }
         let answers = unique.answers(&answers);
         let entries = requests.iter().map(|request| request.messages.len());
@@ -144,7 +145,7 @@ pub(crate) enum ReceiveOutcome {
 
 /// Maximum number of bytes of messages that one call delivers, unless a single message has more. Enforced by
 /// `receive.lua`.
-pub(crate) const MAX_BYTES: usize = 1 << 20;
+pub(crate) const MAX_DELIVERED_BYTES: usize = 1 << 20;
 
 impl Operation for Receives {
     type Request = Receive;

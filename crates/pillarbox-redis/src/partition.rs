@@ -105,7 +105,7 @@ impl Partition {
     /// Returns the number of ready messages. If there are none, records when there will be.
     pub(crate) async fn count_ready(&self) -> Result<u64> {
         let query = QueryGuard::begin(self);
-        let mut reply = self.runner.run_unremembered(&scripts::LOOK, |_| ()).await?;
+        let mut reply = self.runner.run_without_caller(&scripts::LOOK, |_| ()).await?;
         let (ready, next) = (reply.count()?, reply.micros()?);
         let query = query.answered();
         let mut waiters = self.runner.queue.waiters.lock();
@@ -135,7 +135,7 @@ impl Partition {
     /// Counts the messages.
     pub(crate) async fn counts(&self) -> Result<Counts> {
         loop {
-            let reply = self.runner.run_unremembered(&scripts::COUNTS, |_| ()).await?;
+            let reply = self.runner.run_without_caller(&scripts::COUNTS, |_| ()).await?;
             if let Some(counts) = counts(reply)? {
                 return Ok(counts);
             }
@@ -152,7 +152,7 @@ impl Partition {
             let arguments = |command: &mut Cmd| {
                 command.arg(max).arg(after.part).arg(&after.position).arg(&after.last);
             };
-            let mut reply = self.runner.run_unremembered(&scripts::PEEK, arguments).await?;
+            let mut reply = self.runner.run_without_caller(&scripts::PEEK, arguments).await?;
             let part = reply.bytes()?;
             // With "m", more messages are due, which would be shown as not ready.
             if part != b"m" {
@@ -164,7 +164,7 @@ impl Partition {
 
     /// Deletes what is left of the partition if it holds no message, and returns whether it is gone.
     pub(crate) async fn delete_if_empty(&self) -> Result<bool> {
-        let mut reply = self.runner.run_unremembered(&scripts::FORGET, |_| ()).await?;
+        let mut reply = self.runner.run_without_caller(&scripts::FORGET, |_| ()).await?;
         Ok(reply.integer()? == 1)
     }
 }

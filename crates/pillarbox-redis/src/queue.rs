@@ -7,13 +7,13 @@ use pillarbox_core::{
     BoxFuture, Capabilities, Counts, Cursor, Delivery, Error, Gate, Outgoing, PeekPage, Queue,
     QueueName, QueueOptions, Receive, Result, Sent, Settle,
 };
-use tokio::time::Instant;
 
 use crate::failure::Failure;
 use crate::open_queues::OpenQueues;
 use crate::operations::SendOutcome;
 use crate::partition_layout::{Layout, MAX_PARTITIONS, PartitionNumber};
 use crate::partitioned_queue::{Outcomes, PartitionedQueue, Position};
+use crate::waiting::Wait;
 
 /// Maximum size of a body. Redis itself has a limit of 512 MiB per command.
 const MAX_BODY: usize = 256 << 20;
@@ -181,7 +181,7 @@ impl RedisQueue {
         let partitions = self.queue.state.waiters.lock().responsive(layout.received_from);
         let received = self.queue.receive(request, &partitions, true).await;
         let received = received.map_err(self.failed("receive"));
-        self.queue.narrow(layout);
+        self.queue.remove_empty_partitions(layout);
         received
     }
 
@@ -189,63 +189,21 @@ impl RedisQueue {
     async fn wait(&self, request: Receive) -> Result<Vec<Delivery>> {
         let end = after(request.wait);
         let queue = &self.queue;
-        queue.narrow(self.layout("receive").await?);
-        let waiters = &queue.state.waiters;
-        let waiter = waiters.join();
-        let (mut has_queried, mut subscribed) = (false, 0);
-        let mut subscribing: Option<BoxFuture<'_, Vec<PartitionNumber>>> = None;
-        let mut to_query = waiters.lock().maybe_ready(Instant::now());
-        loop {
-            if !to_query.is_empty() {
-                has_queried = true;
-                let found = self.receive_from(&to_query, request).await?;
-                if !found.is_empty() {
-                    return Ok(found);
-                }
+        queue.remove_empty_partitions(self.layout("receive").await?);
+        let mut wait = Wait::begin(&queue.state.waiters, end, |partitions| async move {
+            queue.subscribe(&partitions).await;
+            partitions
+        });
+        let mut next = Some(wait.first());
+        while let Some(partitions) = next {
+            let found = self.receive_from(&partitions, request).await?;
+            if !found.is_empty() || wait.is_over() {
+                return Ok(found);
             }
-            queue.narrow(self.unless_closed(self.layout("receive")).await??);
-            let (unsubscribed, partitions) = {
-                let waiters = waiters.lock();
-                (waiters.unsubscribed(), waiters.partitions())
-            };
-            subscribed = partitions.min(subscribed);
-            if !unsubscribed.is_empty() && subscribed < partitions {
-                subscribed = partitions;
-                subscribing = Some(Box::pin(async move {
-                    queue.subscribe(&unsubscribed).await;
-                    unsubscribed
-                }));
-            }
-            let until = waiters.next_poll(waiter.id).map_or(end, |next| next.min(end));
-            let now_subscribed = async {
-                match &mut subscribing {
-                    Some(subscribing) => subscribing.await,
-                    None => std::future::pending().await,
-                }
-            };
-            tokio::select! {
-                biased;
-                () = self.gate.closed() => return Err(self.closed_error()),
-                // Subscribe first, query second: a message that arrives in between is seen by one of them.
-                partitions = now_subscribed => {
-                    subscribing = None;
-                    to_query = partitions;
-                    continue;
-                }
-                () = waiter.signal.notified() => {}
-                () = tokio::time::sleep_until(until) => {}
-            }
-            let now = Instant::now();
-            if now >= end {
-                // A wake-up may still be on its way.
-                if has_queried {
-                    return Ok(Vec::new());
-                }
-                let maybe_ready = waiters.lock().maybe_ready(now);
-                return self.receive_from(&maybe_ready, request).await;
-            }
-            to_query = waiters.take_queries(waiter.id, now);
+            queue.remove_empty_partitions(self.unless_closed(self.layout("receive")).await??);
+            next = self.unless_closed(wait.next()).await?;
         }
+        Ok(Vec::new())
     }
 
     /// Delivers messages that are ready in these partitions, unless the handle is closed meanwhile.

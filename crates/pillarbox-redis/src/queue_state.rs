@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use pillarbox_core::QueueName;
 use pillarbox_core::internal::{Locked, lock};
+use redis::Cmd;
 use tokio::time::{Instant, timeout};
 
 use crate::context::BackendContext;
@@ -15,6 +16,7 @@ use crate::format::Keys;
 use crate::options::MAX_TTL;
 use crate::partition_layout::{Layout, PartitionNumber};
 use crate::reply::ReplyReader;
+use crate::script_call::ScriptCall;
 use crate::scripts::{self, Script};
 use crate::servers::Route;
 use crate::waiting::SharedWaiters;
@@ -28,12 +30,6 @@ const LAYOUT_TIMEOUT: Duration = Duration::from_secs(1);
 /// Minimum interval between attempts to remove partitions that are no longer sent to.
 const NARROW_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Interval at which a queue that is sent to is added to the list of queues again. See `Backend::queues`.
-const REGISTER_INTERVAL: Duration = Duration::from_secs(600);
-
-/// Time that a send waits for that. The list may be on another server than the queue, which may be down.
-const REGISTER_TIMEOUT: Duration = Duration::from_secs(1);
-
 /// Knowledge of this process about one queue.
 pub(crate) struct QueueState {
     pub(crate) name: QueueName,
@@ -44,7 +40,7 @@ pub(crate) struct QueueState {
     is_reading_layout: AtomicBool,
     /// Whether the queue was sent to, received from, settled or purged.
     is_used: AtomicBool,
-    registration: Mutex<Registration>,
+    pub(crate) registration: Mutex<Registration>,
     /// Time of the last attempt to remove partitions.
     last_narrow: Mutex<Option<Instant>>,
     /// Longest `default_ttl` of a handle, in milliseconds. 0 for none.
@@ -53,7 +49,7 @@ pub(crate) struct QueueState {
 
 /// Whether the queue is on the list of queues.
 #[derive(Debug, Clone, Copy, Default)]
-enum Registration {
+pub(crate) enum Registration {
     #[default]
     Missing,
     /// A task adds it in the background, and no call waits for that.
@@ -173,13 +169,6 @@ impl QueueState {
         Ok(layout)
     }
 
-    /// Enters a new partition into the layout, so that it is received from.
-    pub(crate) async fn enlist(&self, partition: PartitionNumber) -> Result<Layout> {
-        let sent_to = self.known_layout().sent_to.to_string();
-        let received_from = (partition + 1).to_string();
-        self.update_layout(&scripts::LAYOUT, &[sent_to, received_from, "1".into()]).await
-    }
-
     /// Sets the number of partitions that are sent to.
     pub(crate) async fn spread(&self, partitions: PartitionNumber) -> Result<Layout> {
         self.update_layout(&scripts::SPREAD, &[partitions.to_string()]).await
@@ -197,7 +186,12 @@ impl QueueState {
         Ok(())
     }
 
-    async fn update_layout(&self, script: &Script, arguments: &[String]) -> Result<Layout> {
+    /// Runs a script that answers with the layout, which may be changed by it.
+    pub(crate) async fn update_layout(
+        &self,
+        script: &Script,
+        arguments: &[String],
+    ) -> Result<Layout> {
         let (changes, begin) = (self.waiters.layout_changes(), Instant::now());
         let mut reply = self.run_on_layout(script, arguments).await?;
         let layout = match reply.optional_bytes()? {
@@ -221,52 +215,14 @@ impl QueueState {
     async fn run_on_layout(&self, script: &Script, arguments: &[String]) -> Result<ReplyReader> {
         let BackendContext { client, gate, .. } = &*self.context;
         let keys = Keys::new(&self.name, 0);
-        let reply = client.run(gate, Route::Slot(keys.slot), script, false, |command, _| {
-            command.arg(5).arg(keys.partitions()).arg(&keys.types().map(|(key, _)| key));
+        let (partitions, [pending, invisible, data, meta]) =
+            (keys.partitions(), keys.types().map(|(key, _)| key));
+        let of_layout = [&*partitions, pending, invisible, data, meta];
+        let add = |command: &mut Cmd| {
             command.arg(arguments);
-        });
-        Ok(reply.await?.into_reader())
-    }
-
-    /// Puts the queue, which was just created, on the list of queues.
-    pub(crate) async fn register_new(self: &Arc<Self>) -> Result<()> {
-        {
-            let mut registration = lock(&self.registration);
-            if matches!(*registration, Registration::Done(_)) {
-                *registration = Registration::Missing;
-            }
-        }
-        self.register().await
-    }
-
-    /// Puts the queue on the list of queues, unless that was done recently. If the list is unreachable, a
-    /// task goes on trying.
-    pub(crate) async fn register(self: &Arc<Self>) -> Result<()> {
-        let registration = *lock(&self.registration);
-        match registration {
-            Registration::InBackground => return Ok(()),
-            Registration::Done(at) if at.elapsed() < REGISTER_INTERVAL => return Ok(()),
-            Registration::Done(_) | Registration::Missing => {}
-        }
-        match timeout(REGISTER_TIMEOUT, self.context.register(&self.name)).await {
-            Ok(Ok(())) => *lock(&self.registration) = Registration::Done(Instant::now()),
-            Ok(Err(failure)) if !failure.is_transient() => return Err(failure),
-            Ok(Err(_)) | Err(_) => {
-                *lock(&self.registration) = Registration::InBackground;
-                let state = self.clone();
-                self.context.spawn(async move { state.register_in_background().await });
-            }
-        }
-        Ok(())
-    }
-
-    async fn register_in_background(&self) {
-        let registered = self.context.register(&self.name).await;
-        if let Err(failure) = &registered {
-            tracing::debug!(queue = %self.name, %failure, "a queue is not on the list of queues");
-        }
-        let done = |()| Registration::Done(Instant::now());
-        *lock(&self.registration) = registered.map_or(Registration::Missing, done);
+        };
+        let call = ScriptCall::with_own_keys(script, &of_layout, add);
+        Ok(client.run(gate, Route::Slot(keys.slot), call).await?.into_reader())
     }
 }
 

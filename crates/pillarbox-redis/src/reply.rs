@@ -25,7 +25,7 @@ pub(crate) struct ReplyReader {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Flags {
     /// The queue was created by this call, or the partition is not enlisted.
-    pub(crate) must_enlist: bool,
+    pub(crate) must_announce: bool,
     /// The user may not publish, and no waiter was woken.
     pub(crate) publish_failed: bool,
 }
@@ -66,8 +66,8 @@ impl Reply {
         let mut reader = self.into_reader();
         let mut characters = reader.bytes()?;
         let publish_failed = characters.pop_if(|last| *last == b'~').is_some();
-        let must_enlist = characters.pop_if(|last| *last == b'!').is_some();
-        let flags = Flags { must_enlist, publish_failed };
+        let must_announce = characters.pop_if(|last| *last == b'!').is_some();
+        let flags = Flags { must_announce, publish_failed };
         match &characters[..] {
             b"+" => Ok((vec![b'1'; entries], flags)),
             each if each.len() == entries => Ok((characters, flags)),

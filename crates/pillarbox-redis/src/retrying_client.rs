@@ -12,16 +12,12 @@ use tokio::time::Instant;
 use crate::failure::{Failure, Recovery, Result, classify};
 use crate::options::Settings;
 use crate::reply::{Reply, ReplyReader};
-use crate::scripts::Script;
+use crate::script_call::ScriptCall;
 use crate::servers::{Node, Route, Servers, TryError};
 
 /// Number of redirections that are followed without a delay. Two servers that redirect to each other have
 /// not agreed yet.
 const MAX_REDIRECTIONS: u32 = 5;
-
-/// Initial capacity of a command: a batch of ten small messages fits.
-const ARGUMENTS: usize = 48;
-const BYTES: usize = 4096;
 
 /// Time that a call must have failed for before a warning. A failover takes longer, a broken connection does
 /// not.
@@ -59,24 +55,16 @@ impl RetryingClient {
         self.servers.endpoint()
     }
 
-    /// Runs a script, by its hash if the server knows it. `arguments` adds keys and arguments; its second
-    /// parameter is whether the call may have been made before, as it is from the first try on if `again`.
+    /// Runs a script, by its hash if the server knows it.
     pub(crate) async fn run(
         &self,
         gate: &Gate,
         route: Route<'_>,
-        script: &Script,
-        again: bool,
-        arguments: impl Fn(&mut Cmd, bool),
+        call: ScriptCall<'_, impl Fn(&mut Cmd)>,
     ) -> Result<Reply> {
-        let value = self.retry(gate, route, again, |Try { with_script, again }| {
-            let mut command = Cmd::with_capacity(ARGUMENTS, BYTES);
-            command.arg(if with_script { "EVAL" } else { "EVALSHA" });
-            command.arg(if with_script { &script.code } else { &script.hash });
-            arguments(&mut command, again);
-            command
-        });
-        Ok(Reply::new(value.await?, self.endpoint()))
+        let command = |Try { with_script, again }| call.command(with_script, again);
+        let value = self.retry(gate, route, call.follows_unanswered(), command).await?;
+        Ok(Reply::new(value, self.endpoint()))
     }
 
     /// Runs a command, which must be idempotent.

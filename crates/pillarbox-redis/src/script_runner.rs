@@ -19,6 +19,7 @@ use crate::partition_layout::PartitionNumber;
 use crate::queue_state::QueueState;
 use crate::reply::{Reply, ReplyReader};
 use crate::retrying_client::retry_delay;
+use crate::script_call::{CommonArguments, ScriptCall};
 use crate::scripts::{self, Script};
 use crate::servers::Route;
 
@@ -63,8 +64,8 @@ impl ScriptRunner {
         Caller::new(self.keys.call(&self.context().new_caller_name()))
     }
 
-    /// Runs a script whose answer needs not be remembered.
-    pub(crate) async fn run_unremembered(
+    /// Runs a script whose answer needs not be remembered: for no caller.
+    pub(crate) async fn run_without_caller(
         &self,
         script: &Script,
         arguments: impl Fn(&mut Cmd),
@@ -93,18 +94,10 @@ impl ScriptRunner {
         arguments: impl Fn(&mut Cmd),
     ) -> Result<Reply> {
         let BackendContext { client, gate, .. } = &**self.context();
-        let ttl = self.queue.ttl();
-        let route = Route::Slot(self.keys.slot);
-        let reply = client.run(gate, route, script, caller.has_unanswered, |command, again| {
-            let Keys { pending, invisible, data, meta, .. } = &self.keys;
-            let keys = [pending, invisible, data, meta, &caller.key, &caller.key];
-            let keys = if again { &keys[..] } else { &keys[..5] };
-            command.arg(keys.len()).arg(keys);
-            command.arg(format!("{:012}", caller.number));
-            command.arg(record_ttl.as_millis() as u64).arg(ttl);
-            arguments(command);
-        });
-        match reply.await {
+        let keys = self.keys.types().map(|(key, _)| key);
+        let common = CommonArguments { caller, record_ttl, ttl: self.queue.ttl() };
+        let call = ScriptCall::of_partition(script, &keys, common, arguments);
+        match client.run(gate, Route::Slot(self.keys.slot), call).await {
             Err(failure) => {
                 Err(self.context().explain(failure, self.keys.slot, &self.keys.types()).await)
             }
@@ -155,27 +148,12 @@ impl ScriptRunner {
         }
     }
 
-    /// Makes sure that the partition is received from, and that the queue is on the list of queues.
-    pub(crate) async fn enlist(&self) -> Result<()> {
-        self.queue.register_new().await?;
-        if self.number > 0 {
-            self.queue.enlist(self.number).await?;
-            let BackendContext { client, gate, .. } = &**self.context();
-            let route = Route::Slot(self.keys.slot);
-            let noted = client.run(gate, route, &scripts::ENLISTED, false, |command, _| {
-                command.arg(1).arg(&self.keys.meta);
-            });
-            noted.await?;
-        }
-        Ok(())
-    }
-
     /// Releases deliveries that no caller has received, in the background.
     pub(crate) fn release(self: Arc<Self>, deliveries: Vec<Delivery>) {
         let context = self.context().clone();
         context.spawn(async move {
             let tokens: Vec<_> = deliveries.iter().filter_map(|d| d.receipt.token()).collect();
-            let released = self.run_unremembered(&scripts::RELEASE, |command| {
+            let released = self.run_without_caller(&scripts::RELEASE, |command| {
                 for (id, nonce) in &tokens {
                     command.arg(IdText::new(*id).as_bytes()).arg(nonce.to_string());
                 }

@@ -105,7 +105,7 @@ mod tests {
         assert!(SEND.code.contains("local pending, invisible"));
         assert!(SEND.code.contains("'PX'") && SEND.code.contains("'PUBLISH'"));
         assert!(!CONFIRM.code.contains("invisible"));
-        let max_bytes = format!("most_bytes = {}\n", crate::operations::MAX_BYTES);
+        let max_bytes = format!("most_bytes = {}\n", crate::operations::MAX_DELIVERED_BYTES);
         assert!(RECEIVE.code.contains(&max_bytes));
     }
 }

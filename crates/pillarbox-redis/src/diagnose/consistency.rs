@@ -85,7 +85,7 @@ pub(super) async fn check(
 /// Checks messages, and repairs them if `repair`. Returns a character for each; without ids, the error of the
 /// number of delayed messages.
 async fn repair_ids(partition: &ScriptRunner, repair: bool, ids: &[&Id]) -> Result<Vec<u8>> {
-    let reply = partition.run_unremembered(&scripts::REPAIR, |command| {
+    let reply = partition.run_without_caller(&scripts::REPAIR, |command| {
         command.arg(u8::from(repair));
         for id in ids {
             command.arg(&id[..]);
@@ -140,7 +140,7 @@ async fn fields(partition: &ScriptRunner, key: u32) -> Result<(HashSet<Id>, usiz
     let mut cursor = "0".to_owned();
     loop {
         let mut reply = partition
-            .run_unremembered(&scripts::FIELDS, |command| {
+            .run_without_caller(&scripts::FIELDS, |command| {
                 command.arg(key).arg(&cursor);
             })
             .await?;

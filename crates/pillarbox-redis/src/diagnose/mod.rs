@@ -19,8 +19,8 @@ use crate::partition_layout::PartitionNumber;
 use crate::partitioned_queue::PartitionedQueue;
 use crate::retrying_client::RetryingClient;
 use crate::script_runner::ScriptRunner;
-use crate::scripts;
 use crate::servers::{Route, Servers};
+use crate::{registration, scripts};
 
 /// Formats everything that is reported of a server, for the fuzzer.
 #[cfg(feature = "fuzzing")]
@@ -213,7 +213,7 @@ async fn check_queue(
             repair: if repair { Repair::Done } else { Repair::Possible },
         });
         if repair {
-            layout = queue.state.enlist(last).await?;
+            layout = registration::enlist(&queue.state, last).await?;
         }
     }
     for partition in queue.all(layout) {

@@ -9,13 +9,13 @@ use crate::format;
 use crate::partition_layout::PartitionNumber;
 
 /// Maximum number of bytes of messages in one call: the server refuses too large a command.
-const MAX_BYTES: usize = 64 << 20;
+const MAX_COMMAND_BYTES: usize = 64 << 20;
 
 /// Outcome of each entry of a batch.
 pub(crate) type Outcomes<T> = Vec<Result<T>>;
 
 /// Returns the answers of entries that shared a call, or its failure for each of them.
-pub(super) fn each<T>(answers: Result<Vec<T>>, entries: usize) -> Outcomes<T> {
+pub(super) fn outcome_of_each<T>(answers: Result<Vec<T>>, entries: usize) -> Outcomes<T> {
     match answers {
         Ok(answers) => answers.into_iter().map(Ok).collect(),
         Err(failure) => std::iter::repeat_n(failure, entries).map(Err).collect(),
@@ -64,7 +64,7 @@ pub(super) fn chunks(mut batch: Vec<Outgoing>) -> Vec<Vec<Outgoing>> {
         let mut bytes = 0;
         let mut fits = |message: &Outgoing| {
             bytes += format::size_of(message);
-            bytes <= MAX_BYTES
+            bytes <= MAX_COMMAND_BYTES
         };
         // A single message may be larger.
         let end = batch.iter().take_while(|message| fits(message)).count().max(1);
@@ -102,7 +102,7 @@ mod tests {
         let outcomes = parts.into_iter().map(|(number, entries)| {
             assert!(entries.iter().all(|n| n * n % 7 == u32::from(number)));
             let count = entries.len();
-            each(if number == 4 { Err(Failure::Closed) } else { Ok(entries) }, count)
+            outcome_of_each(if number == 4 { Err(Failure::Closed) } else { Ok(entries) }, count)
         });
         let outcomes = order.restore(outcomes.collect());
         assert_eq!(outcomes.len(), 100);

@@ -8,7 +8,7 @@ use pillarbox_core::{Delivery, Receive};
 
 use super::PartitionedQueue;
 use crate::failure::{Failure, Result};
-use crate::operations::{MAX_BYTES, UnclaimedDeliveries};
+use crate::operations::{MAX_DELIVERED_BYTES, UnclaimedDeliveries};
 use crate::partition_layout::PartitionNumber;
 
 /// A receive from several partitions.
@@ -28,7 +28,7 @@ impl Gathering<'_> {
     /// Returns whether more messages can be received.
     pub(super) fn has_room(&self) -> bool {
         let bytes: usize = self.received.iter().map(UnclaimedDeliveries::bytes).sum();
-        self.wanted() > 0 && bytes < MAX_BYTES
+        self.wanted() > 0 && bytes < MAX_DELIVERED_BYTES
     }
 
     /// Receives at most the given number of messages from each partition, and no more than wanted in all.
@@ -47,7 +47,7 @@ impl Gathering<'_> {
             if request.max > 0 {
                 let partition = self.queue.partition(*number);
                 let receive = async move { partition.receive(request).await };
-                queries.push(self.queue.within(*number, limit, receive));
+                queries.push(self.queue.answer_or_skip(*number, limit, receive));
             }
         }
         let answers: Vec<_> = join_all(queries).await.into_iter().flatten().collect();
@@ -70,7 +70,7 @@ impl Gathering<'_> {
         let counts = partitions.map(|number| {
             let partition = self.queue.partition(number);
             let count = async move { (number, partition.count_ready().await) };
-            self.queue.within(number, limit, count)
+            self.queue.answer_or_skip(number, limit, count)
         });
         let answers: Vec<_> = join_all(counts).await.into_iter().flatten().collect();
         let has_answered = !answers.is_empty();

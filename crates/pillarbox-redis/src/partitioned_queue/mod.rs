@@ -2,33 +2,28 @@
 
 mod batch_split;
 mod gathering;
+mod responsiveness;
 
 use std::collections::BTreeMap;
-use std::pin::pin;
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 use futures_util::future::join_all;
 use pillarbox_core::internal::lock;
 use pillarbox_core::{
     Counts, Cursor, Delivery, Error, Outgoing, PeekPage, QueueName, Receive, Result, Settle,
 };
-use tokio::time::timeout;
 
 pub(crate) use self::batch_split::Outcomes;
-use self::batch_split::{chunks, each, split};
+use self::batch_split::{chunks, outcome_of_each, split};
 use self::gathering::Gathering;
+use self::responsiveness::RESPONSE_TIMEOUT;
 use crate::context::BackendContext;
 use crate::failure::Failure;
 use crate::operations::{SendOutcome, UnclaimedDeliveries};
 use crate::partition::{PageEnd, Partition};
 use crate::partition_layout::{Layout, MAX_PARTITIONS, PartitionNumber};
 use crate::queue_state::QueueState;
-use crate::retrying_client::retry_delay;
-
-/// Time without an answer after which other partitions are used instead.
-const RESPONSE_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// A queue as its handles in this process share it.
 #[derive(Debug)]
@@ -154,35 +149,13 @@ impl PartitionedQueue {
             let entries = chunk.len();
             // After a chunk that failed, the others are not sent.
             let answers = match &failed {
-                None => self.watch(number, partition.send(chunk, max_size)).await,
+                None => self.answer_or_probe(number, partition.send(chunk, max_size)).await,
                 Some(failure) => Err(failure.clone()),
             };
             failed = answers.as_ref().err().cloned();
-            outcomes.extend(each(answers, entries));
+            outcomes.extend(outcome_of_each(answers, entries));
         }
         outcomes
-    }
-
-    /// Waits for an answer of a partition, and probes the partition if that takes long. The cause may be a
-    /// large batch or slow replicas; or the partition is unresponsive, and later calls skip it.
-    async fn watch<T>(
-        self: &Arc<Self>,
-        number: PartitionNumber,
-        answer: impl Future<Output = T>,
-    ) -> T {
-        if self.is_single() {
-            return answer.await;
-        }
-        let mut answer = pin!(answer);
-        if let Ok(answer) = timeout(RESPONSE_TIMEOUT, &mut answer).await {
-            return answer;
-        }
-        let queue = self.clone();
-        self.context().spawn(async move {
-            let partition = queue.partition(number);
-            let _ = queue.within(number, RESPONSE_TIMEOUT, partition.count_ready()).await;
-        });
-        answer.await
     }
 
     /// Delivers messages that are ready in these partitions. One of them, in rotation, is queried first; the
@@ -237,7 +210,8 @@ impl PartitionedQueue {
     /// Ends or extends leases, and returns for each whether its receipt was valid.
     pub(crate) async fn settle(&self, batch: Vec<Settle>) -> Outcomes<bool> {
         let number = |settle: &Settle| match settle.receipt.token() {
-            // A forged receipt may name a partition that cannot exist.
+            // A receive marks its nonces with the partition, so that a receipt leads back to it. One that is
+            // forged may name a partition that cannot exist.
             Some((_, nonce)) if u32::from(nonce.mark()) < MAX_PARTITIONS => nonce.mark(),
             _ => 0,
         };
@@ -245,50 +219,9 @@ impl PartitionedQueue {
         let (parts, order) = split(batch, &numbers);
         let settles = parts.into_iter().map(|(number, part)| async move {
             let entries = part.len();
-            each(self.partition(number).settle(part).await, entries)
+            outcome_of_each(self.partition(number).settle(part).await, entries)
         });
         order.restore(join_all(settles).await)
-    }
-
-    /// Waits for the answer of a partition until `limit`. A partition that does not answer in time is unresponsive,
-    /// and skipped until it answers a task that probes it. (A delivery that arrives too late is released.)
-    async fn within<T>(
-        self: &Arc<Self>,
-        number: PartitionNumber,
-        limit: Duration,
-        answer: impl Future<Output = T>,
-    ) -> Option<T> {
-        if self.state.waiters.lock().all_unresponsive() {
-            // There is no other to be used instead.
-            return Some(answer.await);
-        }
-        let answer = timeout(limit, answer).await.ok();
-        if answer.is_none() {
-            self.set_unresponsive(number);
-        }
-        answer
-    }
-
-    /// Marks a partition as unresponsive, and probes it until it answers.
-    fn set_unresponsive(self: &Arc<Self>, number: PartitionNumber) {
-        if !self.state.waiters.lock().set_unresponsive(number, true) {
-            return;
-        }
-        let queue = self.name();
-        tracing::warn!(%queue, number, "a partition does not answer; others are used meanwhile");
-        let (queue, partition) = (Arc::downgrade(self), self.partition(number));
-        self.context().spawn(async move {
-            let mut delay = retry_delay();
-            while let Err(failure) = partition.count_ready().await {
-                if matches!(failure, Failure::Closed) || queue.strong_count() == 0 {
-                    return;
-                }
-                tokio::time::sleep(delay.next_delay()).await;
-            }
-            let queue = &partition.runner.queue;
-            queue.waiters.lock().set_unresponsive(number, false);
-            tracing::info!(queue = %queue.name, number, "a partition answers again");
-        });
     }
 
     /// Returns whether there is only the first partition, as far as known.
@@ -350,19 +283,19 @@ impl PartitionedQueue {
     }
 
     /// Removes the last partitions in the background if they are no longer sent to and are empty.
-    pub(crate) fn narrow(self: &Arc<Self>, layout: Layout) {
+    pub(crate) fn remove_empty_partitions(self: &Arc<Self>, layout: Layout) {
         if layout.received_from <= layout.sent_to || !self.state.may_narrow() {
             return;
         }
         let queue = self.clone();
         self.context().spawn(async move {
-            if let Err(failure) = queue.narrow_now(layout).await {
+            if let Err(failure) = queue.remove_empty_partitions_now(layout).await {
                 tracing::debug!(queue = %queue.name(), %failure, "a partition was not removed");
             }
         });
     }
 
-    async fn narrow_now(&self, layout: Layout) -> Result<(), Failure> {
+    async fn remove_empty_partitions_now(&self, layout: Layout) -> Result<(), Failure> {
         let mut left = layout.received_from;
         while left > layout.sent_to && self.partition(left - 1).delete_if_empty().await? {
             left -= 1;
