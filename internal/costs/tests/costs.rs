@@ -1,9 +1,9 @@
 //! Compares the cost of a message on the hot paths with the recorded cost in `costs.toml`.
 //!
 //! Valgrind counts instructions and allocations, with the same result on a busy machine. Each path runs with a few
-//! batches and with many; the difference excludes the cost of the start. The build is that of the tests, in which our
-//! own crates on these paths are optimised and most others are not: the counts reflect what the program does, more than
-//! how well the compiler does it.
+//! batches and with many; the difference excludes the cost of the start. The build is that of the tests, which
+//! optimises the core and the SQLite backend and little else: the counts reflect what the program does, more than how
+//! well the compiler does it.
 //!
 //! After an intended change, `make accept-costs` updates the file.
 
