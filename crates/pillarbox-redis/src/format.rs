@@ -28,7 +28,7 @@ pub(crate) struct Keys {
     pub(crate) invisible: String,
     pub(crate) data: String,
     pub(crate) meta: String,
-    /// Channel of the wake-ups.
+    /// Channel of the wake-ups, as `wake.lua` names it.
     pub(crate) wake: String,
     /// Slot of all keys.
     pub(crate) slot: u16,

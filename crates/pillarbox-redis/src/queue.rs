@@ -189,7 +189,9 @@ impl RedisQueue {
     async fn wait(&self, request: Receive) -> Result<Vec<Delivery>> {
         let end = after(request.wait);
         let queue = &self.queue;
-        queue.remove_empty_partitions(self.layout("receive").await?);
+        // Reading the layout also sets the partitions that the waiters know.
+        let layout = self.layout("receive").await?;
+        queue.remove_empty_partitions(layout);
         let mut wait = Wait::begin(&queue.state.waiters, end, |partitions| async move {
             queue.subscribe(&partitions).await;
             partitions
@@ -200,7 +202,8 @@ impl RedisQueue {
             if !found.is_empty() || wait.is_over() {
                 return Ok(found);
             }
-            queue.remove_empty_partitions(self.unless_closed(self.layout("receive")).await??);
+            let layout = self.unless_closed(self.layout("receive")).await??;
+            queue.remove_empty_partitions(layout);
             next = self.unless_closed(wait.next()).await?;
         }
         Ok(Vec::new())
