@@ -46,12 +46,6 @@ const MAX_REASONS: usize = 10;
 struct MoveJson<'a> {
     queue: &'a QueueName,
     dest_queue: &'a QueueName,
-    #[serde(flatten)]
-    counts: Counts,
-}
-
-#[derive(Default, Serialize)]
-struct Counts {
     moved: u64,
     /// Moved messages that have a new id.
     renamed: u64,
@@ -70,35 +64,15 @@ pub(crate) async fn run(context: &mut Context, args: args::Move) -> Result<()> {
     }
     let interrupt = Interrupt::listen()?;
     with_backend(interrupt.or(context.open_existing()).await??, async |source| {
-        let url = args.to_url.reveal();
-        let is_empty = !args.follow && interrupt.or(is_empty(source, &args.queue)).await??;
-        let target = if is_empty {
-            interrupt.or(pillarbox::open_existing(url)).await?
-        } else {
-            interrupt.or(pillarbox::open(url)).await?
-        };
-        let target = match target {
-            Err(error @ Error::Connection { .. }) if is_empty => {
-                let error = args.to_url.hide_secrets_in(&error.to_string());
-                context.note_if_unknown(source, &args.queue).await?;
-                context.out.note(&format!("the destination is not used: {error}"));
-                let nothing = Counts { remaining: Some(0), ..Counts::default() };
-                return print_counts(context, &args, nothing);
-            }
-            target => target.map_err(|error| Failure::from(error).without_secrets_of(&args.to_url)),
-        }?;
+        let target = interrupt.or(pillarbox::open(args.to_url.reveal())).await?;
+        let target =
+            target.map_err(|error| Failure::from(error).without_secrets_of(&args.to_url))?;
         with_backend(target, async |target| {
             move_all(context, source, target, &interrupt, &args).await
         })
         .await
     })
     .await
-}
-
-/// Returns whether there is certainly nothing to move, so that the destination need not be created.
-async fn is_empty(source: &Mailboxes, queue: &QueueName) -> Result<bool> {
-    let queue = source.queue(queue, QueueOptions::new())?;
-    Ok(queue.capabilities().exact_counts && queue.counts().await?.total() == 0)
 }
 
 async fn move_all(
@@ -175,21 +149,17 @@ async fn print_summary(context: &mut Context, args: &args::Move, mover: &Mover<'
     }
     // If the source is unreachable, the error is printed after this.
     let remaining = mover.source.counts().await.ok().map(|counts| counts.total());
-    let renamed = mover.renamed;
-    print_counts(context, args, Counts { moved, renamed, refused, duplicates, remaining })
-}
-
-fn print_counts(context: &mut Context, args: &args::Move, counts: Counts) -> Result<()> {
     if context.out.is_json() {
-        let (queue, dest_queue) = (&args.queue, &args.to_queue);
-        return context.out.json(&MoveJson { queue, dest_queue, counts });
+        let (queue, dest_queue, renamed) = (&args.queue, &args.to_queue, mover.renamed);
+        let line = MoveJson { queue, dest_queue, moved, renamed, refused, duplicates, remaining };
+        return context.out.json(&line);
     }
-    let remaining = match counts.remaining {
+    let remaining = match remaining {
         Some(0) => "; none remaining".to_owned(),
         Some(number) => format!("; {number} remaining"),
         None => String::new(),
     };
-    let moved = text::count(counts.moved, "message");
+    let moved = text::count(moved, "message");
     context.out.line(&format!("{moved} moved to '{}' at {}{remaining}", args.to_queue, args.to_url))
 }
 

@@ -99,23 +99,6 @@ fn order_is_kept() {
     assert_eq!(order, (0..3_000).collect::<Vec<_>>());
 }
 
-#[test]
-fn a_move_of_nothing_does_not_create_the_destination() {
-    let place = Place::new();
-    fill(&place, "jobs", 1);
-    let run = place.run("move jbos sqlite:new.db jobs");
-    assert_eq!(run.code, 0, "{run:?}");
-    assert_eq!(run.stdout, "0 messages moved to 'jobs' at sqlite:new.db; none remaining\n");
-    assert!(run.stderr.contains("has no queue 'jbos'; it has: jobs"), "{run:?}");
-    assert!(run.stderr.contains("there is no file"), "{run:?}");
-    let counts = &lines(&place.ok("move jbos sqlite:new.db jobs --json"))[0];
-    assert_eq!((&counts["moved"], &counts["remaining"]), (&0.into(), &0.into()), "{counts}");
-    assert!(!place.path().join("new.db").exists());
-    // A wrong destination is still an error.
-    assert_eq!(place.run("move jbos kafka://x jobs").code, 2);
-    assert_eq!(place.run("move jbos memory: jobs").code, 2);
-}
-
 /// By any URL: acknowledging the "copied" messages would delete them.
 #[test]
 fn a_queue_is_not_moved_onto_itself() {
