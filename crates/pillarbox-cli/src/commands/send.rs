@@ -17,7 +17,6 @@ use crate::failure::{Failure, Result};
 use crate::input_lines::InputLines;
 use crate::interrupt::Interrupt;
 use crate::message_json;
-use crate::output::is_read_write;
 
 #[derive(Serialize)]
 struct SendJson<'a> {
@@ -43,12 +42,6 @@ pub(crate) async fn run(context: &mut Context, args: args::Send) -> Result<()> {
 }
 
 fn standard_input() -> Result<Bytes> {
-    // A process that was started without a stdin has /dev/null, open for reading and writing.
-    let stdin = std::fs::read_link("/proc/self/fd/0");
-    if is_read_write(0) && stdin.is_ok_and(|path| path == Path::new("/dev/null")) {
-        let text = "standard input is closed, so there is no body: nothing was sent. Give the body as an argument";
-        return Err(Failure::Usage(text.to_owned()));
-    }
     let mut body = Vec::new();
     match io::stdin().lock().read_to_end(&mut body) {
         Ok(_) => Ok(body.into()),

@@ -81,7 +81,10 @@ impl Out {
     /// Returns whether the process was started without a stdout: then it is /dev/null, and also open for reading, which
     /// no redirection does.
     pub(crate) fn is_closed(&self) -> bool {
-        self.is_discarded() && is_read_write(1)
+        let Ok(about) = std::fs::read_to_string("/proc/self/fdinfo/1") else { return false };
+        let flags = about.lines().find_map(|line| line.strip_prefix("flags:"));
+        let access = flags.and_then(|flags| flags.trim().chars().next_back());
+        self.is_discarded() && access == Some('2')
     }
 
     /// Returns whether results are JSON.
@@ -183,14 +186,6 @@ impl Out {
             None => Failure::Output(error),
         }
     }
-}
-
-/// Returns whether a file descriptor is open for reading and writing. Only known on Linux.
-pub(crate) fn is_read_write(descriptor: u32) -> bool {
-    let about = std::fs::read_to_string(format!("/proc/self/fdinfo/{descriptor}"));
-    let about = about.unwrap_or_default();
-    let flags = about.lines().find_map(|line| line.strip_prefix("flags:"));
-    flags.is_some_and(|flags| flags.trim().ends_with('2'))
 }
 
 fn buffered(sink: Sink) -> BufWriter<Sink> {

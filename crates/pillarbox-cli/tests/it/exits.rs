@@ -89,17 +89,6 @@ fn an_empty_url_on_the_command_line_is_refused() {
 }
 
 #[test]
-#[cfg(target_os = "linux")]
-fn a_body_from_a_closed_standard_input_is_refused() {
-    let place = Place::new();
-    let run = place.shell("pillarbox send q - <&-");
-    assert_eq!((run.code, run.stdout.as_str()), (2, ""), "{run:?}");
-    assert!(run.stderr.contains("standard input is closed"), "{run:?}");
-    assert_eq!(place.shell("pillarbox send q - < /dev/null").code, 0, "an empty body");
-    assert_eq!(place.ok("peek q --json").lines().count(), 1);
-}
-
-#[test]
 fn only_a_file_with_an_invalid_line_can_be_loaded_from_a_pipe_instead() {
     let place = Place::new();
     std::fs::write(place.path().join("bad.jsonl"), "{\"body\":1}\n{\"body\":2\n").unwrap();
