@@ -1,10 +1,10 @@
 //! Coalescing of concurrent requests into one call.
 //!
 //! A batcher serves one kind of operation on one partition. Callers queue their requests and wait. One or
-//! two runners take all queued requests, make one call of them, distribute the answers and repeat. A caller
-//! that finds the batcher idle makes its own call, for its own request only: no caller depends on the
-//! polling of another. So a single caller never waits, and the number of calls per request falls as the number
-//! of callers rises.
+//! two runners take as many queued requests as fit into one call, make the call, distribute the answers and
+//! repeat. A caller that finds the batcher idle makes its own call, for its own request only: no caller depends
+//! on the polling of another. So a single caller does not wait for others, and the number of calls per request
+//! falls as the number of callers rises.
 
 use std::collections::VecDeque;
 use std::pin::Pin;

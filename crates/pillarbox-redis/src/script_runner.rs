@@ -64,7 +64,7 @@ impl ScriptRunner {
         Caller::new(self.keys.call(&self.context().new_caller_name()))
     }
 
-    /// Runs a script whose answer needs not be remembered: for no caller.
+    /// Runs a script whose answer is not remembered: its caller has no name.
     pub(crate) async fn run_without_caller(
         &self,
         script: &Script,

@@ -89,8 +89,8 @@ impl Polls {
         Waiter { polls: self.clone(), poll }
     }
 
-    async fn run(self: Arc<Self>, complete_on_drop: FailOnDrop, wait: Duration) {
-        let poll = &complete_on_drop.0;
+    async fn run(self: Arc<Self>, fail_on_drop: FailOnDrop, wait: Duration) {
+        let poll = &fail_on_drop.0;
         let result = self.call(poll.request, wait).await;
         let unclaimed = poll.complete(result);
         lock(&self.detached).retain(|other| !Arc::ptr_eq(other, poll));

@@ -89,7 +89,7 @@ pub(crate) fn outgoing(args: &args::Send, id: MessageId, body: Bytes) -> Outgoin
 fn report(context: &mut Context, queue: &Arc<dyn Queue>, sent: Sent) -> Result<()> {
     let Sent { id, is_new, .. } = sent;
     if !is_new {
-        let text = "a message with this id is in the queue already; nothing was stored";
+        let text = "the queue holds a message with this id already";
         context.out.note(text);
     }
     if context.out.is_json() {

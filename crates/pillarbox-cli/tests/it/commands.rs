@@ -47,7 +47,7 @@ fn send() {
 #[test]
 fn a_send_reports_whether_it_stored_the_message() {
     let place = Place::new();
-    let note = "note: a message with this id is in the queue already; nothing was stored\n";
+    let note = "note: the queue holds a message with this id already\n";
     for (option, twice) in [(format!("--id {}", id(1)), false), ("--key k".to_owned(), true)] {
         let line = format!("send orders x {option}");
         let first = place.run(&format!("{line} --json"));

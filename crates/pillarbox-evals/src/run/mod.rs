@@ -202,7 +202,7 @@ impl EvalRun {
         let sample_log = LineLog::open(&path(SAMPLES), &access, |position, line| {
             // Samples of a submission that was killed are written again.
             if manifest.fingerprint.is_some() {
-                let SampleLine { id } =
+                let StoredSampleId { id } =
                     serde_json::from_str(line).map_err(|error| error.to_string())?;
                 samples.push((id, position));
             }
@@ -551,7 +551,7 @@ const STRAYS: &str = "strays.jsonl";
 
 /// The id of a sample, without the rest of its line.
 #[derive(Deserialize)]
-struct SampleLine {
+struct StoredSampleId {
     id: Box<str>,
 }
 

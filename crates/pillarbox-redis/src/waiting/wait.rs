@@ -48,7 +48,8 @@ where
     }
 
     /// Waits until there is something to query, and returns the partitions: none if it is only the layout that
-    /// must be read. `None` if the time is up. When that is so before any query, the last look comes first.
+    /// must be read. `None` if the time is up. If the time is up before any query, it first returns the
+    /// partitions of a last query.
     pub(crate) async fn next(&mut self) -> Option<Vec<PartitionNumber>> {
         self.subscribe_to_new();
         let until = self.waiters.next_poll(self.waiter.id);

@@ -44,8 +44,8 @@ fn retired_words(text: &str) -> Vec<(usize, &'static str)> {
         // Words in a row, each after one space, so that a phrase is found as a whole.
         let words = line.split(|c: char| !c.is_alphanumeric()).filter(|word| !word.is_empty());
         let words = format!(" {} ", words.collect::<Vec<_>>().join(" ").to_lowercase());
-        let is_installed = |phrase: &&&str| words.contains(&format!(" {phrase} "));
-        found.extend(RETIRED.iter().filter(is_installed).map(|phrase| (number + 1, *phrase)));
+        let is_found = |phrase: &&&str| words.contains(&format!(" {phrase} "));
+        found.extend(RETIRED.iter().filter(is_found).map(|phrase| (number + 1, *phrase)));
     }
     found
 }

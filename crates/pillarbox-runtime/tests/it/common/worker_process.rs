@@ -164,8 +164,8 @@ fn record(effects: &Path, number: u64) {
 /// Has an effect that outlives the process and acknowledges its order, in one transaction.
 fn book(file: &Path, Order { number, act }: Order, about: &Metadata) -> pillarbox_core::Result<()> {
     let hold = |commits| {
-        let is_installed = matches!(act, Act::BookAndHold { commits: when } if when == commits);
-        if is_installed && about.delivery_count() == 1 {
+        let holds_here = matches!(act, Act::BookAndHold { commits: when } if when == commits);
+        if holds_here && about.delivery_count() == 1 {
             report(&format!("holding {number}."));
             loop {
                 std::thread::park();
