@@ -35,9 +35,9 @@ impl Failure {
             Self::Pillarbox(error) => Some(error.to_string()),
             Self::Usage(text) | Self::Other(text) => Some(text.clone()),
             Self::Output(error) if error.kind() == io::ErrorKind::BrokenPipe => None,
-            Self::Output(error) => Some(format!(
-                "cannot write to stdout: {error}. The command itself may have succeeded"
-            )),
+            Self::Output(error) => {
+                Some(not_written(error, "The command itself may have succeeded"))
+            }
             Self::NothingReceived | Self::Interrupted | Self::Reported => None,
         }
     }
@@ -45,11 +45,9 @@ impl Failure {
     /// Replaces the text of a failed output by one that says what happened to the messages.
     pub(crate) fn with_messages_released(self) -> Self {
         match self {
-            Self::Output(error) if error.kind() != io::ErrorKind::BrokenPipe => {
-                Self::Other(format!(
-                    "cannot write to stdout: {error}. Messages that were not written are back in the queue"
-                ))
-            }
+            Self::Output(error) if error.kind() != io::ErrorKind::BrokenPipe => Self::Other(
+                not_written(&error, "Messages that were not written are back in the queue"),
+            ),
             other => other,
         }
     }
@@ -82,4 +80,9 @@ impl From<Error> for Failure {
     fn from(error: Error) -> Self {
         Self::Pillarbox(error)
     }
+}
+
+/// Returns the text of a failed output, with what became of the command.
+fn not_written(error: &io::Error, effect: &str) -> String {
+    format!("cannot write to stdout: {error}. {effect}")
 }

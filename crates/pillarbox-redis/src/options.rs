@@ -340,7 +340,8 @@ impl RedisOptions {
 
     /// Sets the time without a send, receive or settle after which the server deletes a queue, **with all its
     /// messages**, unless the queue is opened with [another
-    /// time](pillarbox_core::QueueOptions::default_ttl). Defaults to never, which zero means, too; at most a century.
+    /// time](pillarbox_core::QueueOptions::default_ttl). Defaults to never, which zero means, too; at most a
+    /// century.
     pub fn default_ttl(mut self, time: Duration) -> Self {
         self.settings.default_ttl = Some(time.min(MAX_TTL)).filter(|time| !time.is_zero());
         self

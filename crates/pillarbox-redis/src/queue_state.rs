@@ -2,11 +2,11 @@
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use pillarbox_core::QueueName;
-use pillarbox_core::internal::{Locked, lock};
+use pillarbox_core::internal::lock;
 use redis::Cmd;
 use tokio::time::{Instant, timeout};
 
@@ -116,7 +116,7 @@ impl QueueState {
         self.is_used.load(Ordering::Relaxed)
     }
 
-    fn known(&self) -> Locked<'_, KnownLayout> {
+    fn known(&self) -> MutexGuard<'_, KnownLayout> {
         lock(&self.layout)
     }
 

@@ -21,8 +21,8 @@ const REGISTER_INTERVAL: Duration = Duration::from_secs(600);
 /// Time that a send waits for that. The list may be on another server than the queue, which may be down.
 const REGISTER_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Announces a partition that is new or not known to receivers yet: puts the queue on the list of queues, and makes sure that the
-/// partition is received from.
+/// Announces a partition that is new or not known to receivers yet: puts the queue on the list of queues, and
+/// makes sure that the partition is received from.
 pub(crate) async fn announce(partition: &ScriptRunner) -> Result<()> {
     let ScriptRunner { queue, number, keys, .. } = partition;
     {

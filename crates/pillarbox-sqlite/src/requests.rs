@@ -2,10 +2,10 @@
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use pillarbox_core::internal::{Locked, lock};
+use pillarbox_core::internal::lock;
 use pillarbox_core::ledger::{Full, Stale};
 use pillarbox_core::{
     Counts, Delivery, Outgoing, PeekPage, QueueName, Receipt, Receive, Result, Settle,
@@ -338,7 +338,7 @@ impl RequestQueue {
         self.outstanding.load(Ordering::Acquire) == 0 || since.elapsed() > CLOSE_GRACE
     }
 
-    fn state(&self) -> Locked<'_, State> {
+    fn state(&self) -> MutexGuard<'_, State> {
         lock(&self.state)
     }
 }

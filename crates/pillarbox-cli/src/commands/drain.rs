@@ -11,7 +11,7 @@ use std::time::Duration;
 use pillarbox::{Delivery, Queue, QueueOptions, Receive, Settle};
 use pillarbox_core::internal::{BatchSizer, Emptiness};
 
-use super::settle::{settle, settle_all};
+use super::settle::{settle, settle_written};
 use super::with_backend;
 use crate::args;
 use crate::context::Context;
@@ -103,10 +103,5 @@ async fn write(out: &mut Out, queue: &Arc<dyn Queue>, deliveries: Vec<Delivery>)
         Ok(()) => receipts.map(Settle::acknowledge).collect(),
         Err(_) => receipts.map(|receipt| Settle::release(receipt, Duration::ZERO)).collect(),
     };
-    let settled = settle_all(out, queue, settles).await;
-    if settled.is_ok() {
-        written.map_err(Failure::with_messages_released)
-    } else {
-        written.and(settled)
-    }
+    settle_written(out, queue, settles, written).await
 }

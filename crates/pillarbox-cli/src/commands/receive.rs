@@ -6,7 +6,7 @@ use std::time::Duration;
 use pillarbox::{Delivery, Queue, QueueName, QueueOptions, Settle, Timestamp};
 use tokio::time::Instant;
 
-use super::settle::settle_all;
+use super::settle::settle_written;
 use super::with_backend;
 use crate::args;
 use crate::context::Context;
@@ -69,12 +69,7 @@ async fn print(
             (Err(_), _) => settles.push(Settle::release(delivery.receipt, Duration::ZERO)),
         }
     }
-    let settled = settle_all(out, queue, settles).await;
-    if settled.is_ok() {
-        result.map_err(Failure::with_messages_released)
-    } else {
-        result.and(settled)
-    }
+    settle_written(out, queue, settles, result).await
 }
 
 fn print_one(out: &mut Out, queue: &QueueName, delivery: &Delivery) -> Result<()> {

@@ -89,8 +89,7 @@ pub(crate) fn outgoing(args: &args::Send, id: MessageId, body: Bytes) -> Outgoin
 fn report(context: &mut Context, queue: &Arc<dyn Queue>, sent: Sent) -> Result<()> {
     let Sent { id, is_new, .. } = sent;
     if !is_new {
-        let text = "the queue holds a message with this id already";
-        context.out.note(text);
+        context.out.note("the queue holds a message with this id already");
     }
     if context.out.is_json() {
         let is_new = queue.capabilities().reports_duplicates.then_some(is_new);

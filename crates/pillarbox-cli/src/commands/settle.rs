@@ -111,12 +111,24 @@ pub(crate) async fn settle(
     Ok(mailbox.settle(settles).await?.into_iter().collect())
 }
 
-/// Settles deliveries that the command has received, and reports those that failed.
-pub(crate) async fn settle_all(
+/// Settles deliveries that the command has received and `written`. Those that could not be written are released by
+/// `settles`, and the error says so.
+pub(crate) async fn settle_written(
     out: &Out,
     queue: &Arc<dyn Queue>,
     settles: Vec<Settle>,
+    written: Result<()>,
 ) -> Result<()> {
+    let settled = settle_all(out, queue, settles).await;
+    if settled.is_ok() {
+        written.map_err(Failure::with_messages_released)
+    } else {
+        written.and(settled)
+    }
+}
+
+/// Settles deliveries, and reports those that failed.
+async fn settle_all(out: &Out, queue: &Arc<dyn Queue>, settles: Vec<Settle>) -> Result<()> {
     const MAX_LISTED: usize = 3;
     let results = settle(queue, settles).await?;
     let errors: Vec<_> = results.into_iter().filter_map(Result::err).collect();

@@ -8,6 +8,6 @@ mod retry_delay;
 
 pub use batch_sizer::BatchSizer;
 pub use emptiness::Emptiness;
-pub use lock::{Locked, lock};
+pub use lock::lock;
 pub use panic_text::panic_text;
 pub use retry_delay::RetryDelay;

@@ -1,6 +1,6 @@
 //! One queue in memory: a ledger behind a mutex, and its waiters.
 
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use tokio::sync::Notify;
 
@@ -10,7 +10,7 @@ use crate::clock::Timestamp;
 use crate::error::{Error, Result};
 use crate::future::BoxFuture;
 use crate::gate::Gate;
-use crate::internal::{Locked, lock};
+use crate::internal::lock;
 use crate::ledger::{Full, Ledger, Stale};
 use crate::message::{Cursor, Delivery, Outgoing, PeekPage, Sent};
 use crate::options::{QueueOptions, Receive};
@@ -51,7 +51,7 @@ pub(super) struct MemoryQueue {
 }
 
 impl MemoryQueue {
-    fn lock(&self) -> Locked<'_, QueueState> {
+    fn lock(&self) -> MutexGuard<'_, QueueState> {
         lock(&self.state)
     }
 

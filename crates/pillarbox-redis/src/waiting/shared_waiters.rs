@@ -1,9 +1,9 @@
 //! The waiters of one queue, shared by its receives, its calls and its subscriptions.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 
-use pillarbox_core::internal::{Locked, lock};
+use pillarbox_core::internal::lock;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
@@ -33,7 +33,7 @@ impl SharedWaiters {
     }
 
     /// Locks the waiters. Never held across an await.
-    pub(crate) fn lock(&self) -> Locked<'_, Waiters> {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Waiters> {
         lock(&self.waiters)
     }
 

@@ -11,12 +11,12 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::Duration;
 
 use futures_util::future::join_all;
 use pillarbox_core::Gate;
-use pillarbox_core::internal::{Locked, lock};
+use pillarbox_core::internal::lock;
 use redis::aio::{AsyncPushSender, ConnectionLike, MultiplexedConnection, SendError};
 use redis::{Pipeline, PushInfo, PushKind, RedisError, RedisResult, Value};
 use tokio::runtime::Handle;
@@ -139,7 +139,7 @@ struct Channels {
 
 impl Channels {
     /// Never held across an await.
-    fn lock(&self) -> Locked<'_, HashMap<String, Channel>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<String, Channel>> {
         lock(&self.channels)
     }
 }

@@ -8,11 +8,11 @@
 //! starts another round when there are more.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use pillarbox_core::clock::after;
-use pillarbox_core::internal::{Locked, lock};
+use pillarbox_core::internal::lock;
 use pillarbox_core::{
     BoxFuture, Capabilities, Counts, Cursor, Delivery, MessageId, Outgoing, PeekPage, Queue,
     QueueName, RawMessage, Receive, Result, Sent, Settle, Timestamp,
@@ -67,7 +67,7 @@ impl LeftDeadLetters {
         let _ = self.releasing.subscribe().wait_for(|tasks| *tasks == 0).await;
     }
 
-    fn rounds(&self) -> Locked<'_, Rounds> {
+    fn rounds(&self) -> MutexGuard<'_, Rounds> {
         lock(&self.rounds)
     }
 }

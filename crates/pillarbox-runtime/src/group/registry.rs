@@ -1,9 +1,9 @@
 //! The shared state of a group: its loops, as seen by controls, supervisors, the watchdog and health probes.
 
-use std::sync::{Mutex, OnceLock};
+use std::sync::{Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
 
-use pillarbox_core::internal::{Locked, lock};
+use pillarbox_core::internal::lock;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
@@ -63,7 +63,7 @@ impl Registry {
         }
     }
 
-    fn entries(&self) -> Locked<'_, Vec<LoopEntry>> {
+    fn entries(&self) -> MutexGuard<'_, Vec<LoopEntry>> {
         lock(&self.entries)
     }
 

@@ -1,9 +1,9 @@
 //! The waiters of a client, by request.
 
 use std::collections::{HashMap, hash_map};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 
-use pillarbox_core::internal::{Locked, lock};
+use pillarbox_core::internal::lock;
 use pillarbox_core::{Error, QueueName, Result};
 use tokio::sync::{mpsc, oneshot};
 use uuid::Uuid;
@@ -116,7 +116,7 @@ impl<O> Waiters<O> {
         self.state().waiters.len()
     }
 
-    fn state(&self) -> Locked<'_, WaitersState<O>> {
+    fn state(&self) -> MutexGuard<'_, WaitersState<O>> {
         lock(&self.0)
     }
 }
