@@ -6,7 +6,7 @@
 (*                                                                         *)
 (* A process is crates/pillarbox-runtime/src/dispatcher with its driver.   *)
 (* It holds a delivery from the receive until the delivery is settled,     *)
-(* lost or dropped. A delivery is in one place: inbox (prefetched),        *)
+(* lost or dropped. A delivery is in one place: waiting (prefetched),      *)
 (* starting, running, burying (a dead letter is being stored), settling.   *)
 (* It is starting until the queue has recorded the start of its handler.   *)
 (* Calls of the queue fail in either way: without effect, or after it.     *)
@@ -33,7 +33,7 @@ CONSTANTS
     Lease,          \* duration of leases, in ticks
     Latency,        \* largest number of ticks until the reply of a fetch arrives
     Workers,        \* handlers that a process runs at the same time
-    Inbox,          \* number of prefetched deliveries
+    Prefetch,          \* number of prefetched deliveries
     Drain,          \* number of ticks that a stop waits for handlers
     MaxDeliveries,  \* number of deliveries of a message
     Crashes,        \* whether processes crash
@@ -88,10 +88,10 @@ Settling(h, intent) == [h EXCEPT !.place = "settling", !.intent = intent]
 \* The answer comes so late, and the end of the lease is reckoned from then (Dispatcher::hold).
 Fetch(p, m, late) ==
     LET r == IF Wraps THEN (issued[m] % MaxDeliveries) + 1 ELSE issued[m] + 1
-        new == [m |-> m, r |-> r, place |-> "inbox", intent |-> "none", left |-> Lease + late,
+        new == [m |-> m, r |-> r, place |-> "waiting", intent |-> "none", left |-> Lease + late,
                 lost |-> FALSE, unsure |-> FALSE, records |-> m \in doubted]
     IN  /\ mode[p] = "running"
-        /\ Has("room") => Cardinality(At(p, {"inbox"} \cup Begun)) < Workers + Inbox
+        /\ Has("room") => Cardinality(At(p, {"waiting"} \cup Begun)) < Workers + Prefetch
         /\ outcome[m] = "here" /\ lease[m].r = 0
         /\ Wraps \/ issued[m] < MaxDeliveries
         /\ \A h \in held[p] : h.m = m => h.r /= r
@@ -101,15 +101,22 @@ Fetch(p, m, late) ==
         /\ settled' = settled \ {[m |-> m, r |-> r]}
         /\ UNCHANGED <<doubted, outcome, letters, mode, timer, wrong>>
 
-\* A worker takes it out of its inbox; or finds that it is too late.
+\* A worker takes it up; or finds that it is too late.
 Begin(p, h) ==
     LET place == IF h.records /\ Has("start") THEN "starting" ELSE "running"
-    IN  /\ h \in At(p, {"inbox"})
+    IN  /\ h \in At(p, {"waiting"})
         /\ Cardinality(At(p, Begun)) < Workers
         /\ IF h.lost THEN Leaves(p, h)
            ELSE /\ mode[p] = "running" \/ ~Has("begin")
                 /\ Becomes(p, h, [h EXCEPT !.place = place])
         /\ UNCHANGED <<lease, doubted, outcome, letters, issued, settled, mode, timer, wrong>>
+
+\* It would wait too long for a worker, so it goes back before a worker takes it up (Dispatcher::return_surplus).
+GiveBack(p, h) ==
+    /\ h \in At(p, {"waiting"})
+    /\ mode[p] = "running" /\ ~h.lost
+    /\ Becomes(p, h, Settling(h, "release"))
+    /\ UNCHANGED <<lease, doubted, outcome, letters, issued, settled, mode, timer, wrong>>
 
 \* A worker that waits to start finds that it is too late, or that it is cancelled.
 Decline(p, h) ==
@@ -192,7 +199,7 @@ GiveUp(p, h) ==
 Extend(p, h, effect, answered) ==
     LET isStart == h.place \in Begun
         runs == [h EXCEPT !.left = Lease, !.place = IF isStart THEN "running" ELSE @]
-    IN  /\ h \in At(p, {"inbox", "burying"} \cup Begun)
+    IN  /\ h \in At(p, {"waiting", "burying"} \cup Begun)
         /\ ~h.lost
         /\ answered => effect
         /\ lease' = IF effect /\ Runs(h)
@@ -212,8 +219,8 @@ Stop(p) ==
     /\ timer' = [timer EXCEPT ![p] = Drain]
     /\ held' = [held EXCEPT ![p] =
                     IF ~Has("taken") THEN @
-                    ELSE {h \in @ : h.place /= "inbox"}
-                         \cup {Settling(h, "release") : h \in {x \in @ : x.place = "inbox" /\ ~x.lost}}]
+                    ELSE {h \in @ : h.place /= "waiting"}
+                         \cup {Settling(h, "release") : h \in {x \in @ : x.place = "waiting" /\ ~x.lost}}]
     /\ UNCHANGED <<lease, doubted, outcome, letters, issued, settled, wrong>>
 
 Over(p) ==
@@ -267,6 +274,7 @@ OfProcess(p) ==
     \/ \E h \in held[p] :
         \/ Begin(p, h)
         \/ Decline(p, h)
+        \/ GiveBack(p, h)
         \/ \E verdict \in {"done", "retry", "bury"} : Finish(p, h, verdict)
         \/ \E effect, answered \in BOOLEAN :
                 \/ Bury(p, h, effect, answered)
@@ -305,7 +313,7 @@ OnePlace ==
     \A p \in Processes : \A h, i \in held[p] : (h.m = i.m /\ h.r = i.r) => h = i
 
 \* No more is held for workers than they have places.
-RoomKept == \A p \in Processes : Cardinality(At(p, {"inbox"} \cup Begun)) <= Workers + Inbox
+RoomKept == \A p \in Processes : Cardinality(At(p, {"waiting"} \cup Begun)) <= Workers + Prefetch
 
 \* Nothing is begun after a stop, and nothing fetched.
 NothingBegunAfterStop ==
@@ -316,7 +324,7 @@ NothingBegunAfterStop ==
             /\ {<<h.m, h.r>> : h \in held'[p]} \subseteq {<<h.m, h.r>> : h \in held[p]}]_vars
 
 \* And nothing waits for a worker then.
-NothingWaitsAfterStop == \A p \in Processes : IsEnding(p) => \A h \in At(p, {"inbox"}) : h.lost
+NothingWaitsAfterStop == \A p \in Processes : IsEnding(p) => \A h \in At(p, {"waiting"}) : h.lost
 
 \* There is never more than one dead letter of a message ...
 OneLetter == \A m \in Messages : letters[m] <= 1

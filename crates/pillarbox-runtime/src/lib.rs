@@ -50,6 +50,7 @@ mod metrics;
 mod outcome;
 mod producer;
 mod pulse;
+mod report_queue;
 mod request;
 mod retry_policy;
 mod router;

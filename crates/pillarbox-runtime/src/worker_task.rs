@@ -3,6 +3,7 @@
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::task::Poll;
+use std::time::Duration;
 
 use futures_util::FutureExt;
 use pillarbox_core::Queue;
@@ -11,7 +12,7 @@ use tokio::time::Instant;
 use tracing::Instrument;
 
 use crate::control::ControlState;
-use crate::dispatcher::{Assignment, Finished, Key};
+use crate::dispatcher::{Assignment, Finished};
 use crate::event::{About, Event};
 use crate::hooks::{FailedAttempt, Hooks};
 use crate::lease::Heartbeat;
@@ -20,6 +21,7 @@ use crate::mailbox_service::{MailboxService, UndecodedRequest};
 use crate::outcome::{Failure, FailureKind, Outcome, Verb};
 use crate::producer::SendChannel;
 use crate::pulse::WorkerPulse;
+use crate::report_queue::{ReportQueue, WorkerReport};
 use crate::request::{Metadata, WorkerId};
 use crate::retry_policy::RetryPolicy;
 use crate::trace::{SpanRelation, TraceContext};
@@ -29,28 +31,23 @@ use crate::verdict::Verdict;
 const NOT_ACKNOWLEDGED: &str = "the handler returned Outcome::settled() but acknowledged its message in no transaction: call \
      transaction::acknowledge first, or return Outcome::done()";
 
+/// The longest time for which reports are collected. A handler that waits for something does not delay them: only one
+/// that blocks its thread does.
+const COLLECT: Duration = Duration::from_micros(50);
+
 /// One worker.
 pub(crate) struct WorkerTask {
     id: usize,
-    assignments: mpsc::Receiver<Assignment>,
-    reports: mpsc::Sender<WorkerReport>,
+    assignments: mpsc::Receiver<Vec<Assignment>>,
+    reports: Arc<ReportQueue>,
+    /// Reports of handlers that ended at once, not passed on.
+    collected: Vec<WorkerReport>,
+    /// When the first of them was made.
+    collected_since: Option<Instant>,
     /// One service per mailbox.
     services: Vec<Box<dyn MailboxService>>,
     pulse: Arc<WorkerPulse>,
     pool: Arc<PoolContext>,
-}
-
-/// What a worker reports to the driver.
-#[derive(Debug)]
-pub(crate) enum WorkerReport {
-    /// It is through with a delivery.
-    Finished(Finished),
-    /// It took a delivery, and waits until the start is recorded in the queue.
-    Starting { key: Key },
-    /// It came to a delivery that had been taken back.
-    Skipped { worker: usize },
-    /// It did not run a delivery because of a stop.
-    Declined { key: Key, worker: usize },
 }
 
 /// What the driver and all workers of a pool share.
@@ -72,34 +69,48 @@ pub(crate) struct ServedMailbox {
 impl WorkerTask {
     pub(crate) fn new(
         id: usize,
-        assignments: mpsc::Receiver<Assignment>,
-        reports: mpsc::Sender<WorkerReport>,
+        assignments: mpsc::Receiver<Vec<Assignment>>,
+        reports: Arc<ReportQueue>,
         pool: Arc<PoolContext>,
     ) -> Self {
         let services = pool.mailboxes.iter().map(|it| it.prototype.clone_boxed()).collect();
         let pulse = pool.control.pulse.worker(id);
-        Self { id, assignments, reports, services, pulse, pool }
+        let (collected, collected_since) = (Vec::new(), None);
+        Self { id, assignments, reports, collected, collected_since, services, pulse, pool }
     }
 
-    /// Works until the channel of assignments is closed and empty.
+    /// Works until the channel of assignments is closed and empty, or the driver has ended.
     pub(crate) async fn run(mut self) {
-        while let Some(assignment) = self.assignments.recv().await {
-            // If handlers block all threads, the dispatcher may be too late to take it back.
-            let is_declined = self.pool.control.is_stopping() && assignment.lease.take_back();
-            let report = if is_declined {
-                WorkerReport::Declined { key: assignment.key, worker: self.id }
-            } else if assignment.lease.begin() {
-                self.work(assignment).await
-            } else {
-                WorkerReport::Skipped { worker: self.id }
-            };
-            if self.reports.send(report).await.is_err() {
+        while let Some(assignments) = self.assignments.recv().await {
+            for assignment in assignments {
+                // If handlers block all threads, the dispatcher may be too late to take it back.
+                let is_declined = self.pool.control.is_stopping() && assignment.lease.take_back();
+                let report = if is_declined {
+                    WorkerReport::Declined { key: assignment.key, worker: self.id }
+                } else if assignment.lease.begin() {
+                    self.work(assignment).await
+                } else {
+                    WorkerReport::Skipped { worker: self.id }
+                };
+                self.collected.push(report);
+                let now = Instant::now();
+                if now - *self.collected_since.get_or_insert(now) >= COLLECT {
+                    if !self.pass_on() {
+                        return;
+                    }
+                    yield_behind_others().await;
+                }
+            }
+            if self.assignments.is_empty() && !self.pass_on() {
                 return;
             }
-            if !self.assignments.is_empty() {
-                yield_behind_others().await;
-            }
         }
+    }
+
+    /// Passes the collected reports on. Returns false if the driver has ended.
+    fn pass_on(&mut self) -> bool {
+        self.collected_since = None;
+        self.reports.add(&mut self.collected)
     }
 
     async fn work(&mut self, assignment: Assignment) -> WorkerReport {
@@ -108,8 +119,8 @@ impl WorkerTask {
         let worker = self.id;
         if must_record_start {
             // If the driver has ended, the delivery is not run.
-            let is_reported = self.reports.send(WorkerReport::Starting { key }).await.is_ok();
-            let may_run = is_reported && lease.started().await;
+            self.collected.push(WorkerReport::Starting { key });
+            let may_run = self.pass_on() && lease.started().await;
             if !may_run && !lease.is_lost() {
                 return WorkerReport::Declined { key, worker };
             }
@@ -155,13 +166,27 @@ impl WorkerTask {
         }
         tracing::debug!(target: DELIVERIES, %queue, message_id = %message.id, attempt, worker_id = self.id, "a handler starts");
         // If a layer or a codec panics, the worker goes on with a new service.
-        let service = &mut self.services[source];
-        let guarded = AssertUnwindSafe(async { service.serve(request).await });
-        let guarded = guarded.catch_unwind();
-        let ended = tokio::select! {
-            biased;
-            ended = guarded.instrument(span.clone()) => Some(ended),
-            () = lease.cancelled() => None,
+        let ended = {
+            let service = &mut self.services[source];
+            let guarded = AssertUnwindSafe(async { service.serve(request).await });
+            let guarded = guarded.catch_unwind().instrument(span.clone());
+            let mut ending = std::pin::pin!(async {
+                tokio::select! {
+                    biased;
+                    ended = guarded => Some(ended),
+                    () = lease.cancelled() => None,
+                }
+            });
+            std::future::poll_fn(|context| {
+                let ended = ending.as_mut().poll(context);
+                if ended.is_pending() {
+                    // It may take long, so earlier results are passed on.
+                    self.collected_since = None;
+                    self.reports.add(&mut self.collected);
+                }
+                ended
+            })
+            .await
         };
         let took = Some(start.elapsed());
         // Tasks and threads that the handler left behind can no longer acknowledge.

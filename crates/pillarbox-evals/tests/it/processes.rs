@@ -70,7 +70,7 @@ fn working() {
             .resource(std::path::PathBuf::from(effects))
             .workers(2)
             .visibility(LEASE)
-            .worker(|worker| worker.inbox(1).result_buffer(2))
+            .worker(|worker| worker.prefetch(4).result_buffer(2))
             .dead_letters(DlqPolicy::new())
             .run()
             .await

@@ -9,85 +9,73 @@ use super::{Dispatcher, Mode};
 impl Dispatcher {
     /// Returns the number of deliveries that the active workers may have, prefetched ones included.
     fn capacity(&self) -> usize {
-        self.active_workers() * (self.settings.prefetch + 1)
+        self.active_workers() + self.prefetch
     }
 
     /// Returns the number of messages that may be requested.
     pub(super) fn room(&self) -> usize {
-        // An isolated message runs alone.
-        if self.quarantine.is_isolating() {
-            return 0;
-        }
-        let per_worker = self.settings.prefetch + 1;
         let active = self.slots.iter().filter(|slot| slot.is_active());
-        let free: usize = active.map(|slot| per_worker.saturating_sub(slot.load())).sum();
-        let requested: usize = self.sources.iter().map(|source| source.requested).sum();
-        let free = free.saturating_sub(self.unassigned.len() + self.shed.len() + requested);
+        let load: usize = active.map(WorkerSlot::load).sum();
+        // A source that waits for its first message keeps no room from the others.
+        let requested: usize = self.sources.iter().map(|source| source.reserved()).sum();
+        let used = load + self.unassigned.len() + self.shed.len() + requested;
         // The number of deliveries that wait to be settled is bounded as well.
-        let max = self.slots.len() * per_worker + self.settings.result_buffer;
+        let max = self.slots.len() + self.prefetch + self.settings.result_buffer;
+        let free = self.capacity().saturating_sub(used);
         free.min(max.saturating_sub(self.in_flight.len() + requested))
     }
 
-    /// Requests messages. A busy source is asked again at once, in proportion to its weight. An idle one waits
-    /// with room for one message, so that it takes nothing from the others. A single source gets all the room.
+    /// Requests messages. A busy source is asked again at once, in proportion to its weight. An idle one waits for
+    /// one message, which comes beside what there is room for: so it takes no room from the others, and does not
+    /// wait for them. A single source gets all the room.
     pub(super) fn fetch(&mut self, now: Instant) {
         self.sources.iter_mut().for_each(|source| source.advance(now));
-        if self.mode != Mode::Running {
+        // An isolated message runs alone.
+        let is_receiving = self.mode == Mode::Running && !self.quarantine.is_isolating();
+        if !is_receiving || self.active_workers() == 0 {
             return;
         }
         if self.sources.len() == 1 {
             let room = self.room();
             if self.sources[0].can_fetch() && self.is_worth_fetching(room) {
-                self.request(0, room, Some(now), true);
+                // If the last receive got all that it asked for, there are probably more.
+                let waits = !self.sources[0].was_full;
+                self.request(0, room, waits, now);
             }
             return;
         }
-        // With less room than sources, none may hold room while it waits.
-        let may_wait = self.capacity() >= self.sources.len();
+        for source in 0..self.sources.len() {
+            if self.sources[source].can_fetch() && !self.sources[source].is_busy {
+                self.request(source, 1, true, now);
+            }
+        }
         loop {
             let room = self.room();
-            let count = self.sources.len();
-            let in_turn = |offset| (self.next_source + offset) % count;
-            let can_fetch = |index: &usize| self.sources[*index].can_fetch();
-            let (busy, idle): (Vec<_>, Vec<_>) = (0..count)
-                .map(in_turn)
-                .filter(can_fetch)
-                .partition(|index| self.sources[*index].is_busy);
             let time = |index: &usize| self.sources[*index].virtual_time;
-            let next = busy.into_iter().min_by(|a, b| time(a).total_cmp(&time(b)));
-            match (next, idle.first()) {
-                (_, Some(idle)) if room > 0 => {
-                    self.next_source = (idle + 1) % count;
-                    self.request(*idle, 1, Some(now), may_wait);
-                }
-                (Some(busy), _)
-                    if room > idle.len() && self.is_worth_fetching(room - idle.len()) =>
-                {
-                    self.virtual_time = self.virtual_time.max(self.sources[busy].virtual_time);
-                    self.request(busy, room - idle.len(), None, false);
-                }
-                _ => return,
-            }
+            let busy = (0..self.sources.len()).filter(|index| self.sources[*index].can_fetch());
+            let next = busy.min_by(|a, b| time(a).total_cmp(&time(b)));
+            let Some(next) = next.filter(|_| self.is_worth_fetching(room)) else { return };
+            self.virtual_time = self.virtual_time.max(self.sources[next].virtual_time);
+            self.request(next, room, false, now);
         }
     }
 
     /// Returns whether the room is worth a call: a little room is not while every worker has work.
-    pub(super) fn is_worth_fetching(&self, room: usize) -> bool {
-        room > 0 && (room * 4 >= self.capacity() || self.slots.iter().any(WorkerSlot::is_idle))
+    fn is_worth_fetching(&self, room: usize) -> bool {
+        room > 0 && (room * 4 >= self.capacity() || self.idle_workers() > 0)
     }
 
-    fn request(&mut self, source: usize, room: usize, waits_since: Option<Instant>, waits: bool) {
-        let is_reachable = self.sources[source].is_reachable;
-        let (waits, waits_since) = (waits && is_reachable, waits_since.filter(|_| is_reachable));
+    fn request(&mut self, source: usize, room: usize, waits: bool, now: Instant) {
+        // A queue that does not answer is noticed soon if the receive does not wait.
+        let waits = waits && self.sources[source].is_reachable;
         let max = room.min(self.sources[source].settings.max_receive);
-        self.sources[source].fetch_started(max, waits_since);
+        self.sources[source].fetch_started(max, waits, now);
         self.actions.push_back(Action::Fetch { source, max, waits });
     }
 
     pub(super) fn cancel_fetches(&mut self) {
         for source in 0..self.sources.len() {
-            if self.sources[source].requested > 0 {
-                self.sources[source].fetch_cancelled();
+            if self.sources[source].fetch_cancelled() {
                 self.actions.push_back(Action::CancelFetch { source });
             }
         }

@@ -29,6 +29,9 @@ pub(super) struct InFlight {
     pub(super) lease: Arc<Lease>,
     pub(super) stage: Stage,
     pub(super) attempt: u32,
+    /// Place in the order of the deliveries of all sources: the lowest is assigned first.
+    pub(super) turn: f64,
+    pub(super) received_at: Instant,
     pub(super) start: StartRecord,
     /// When the lease expires, as far as is known here.
     pub(super) deadline: Instant,
@@ -105,6 +108,8 @@ impl InFlight {
         message: RawMessage,
         receipt: Receipt,
         attempt: u32,
+        turn: f64,
+        received_at: Instant,
         deadline: Instant,
     ) -> Self {
         // An earlier delivery was released or expired. If this one expires as well, it must be known whether a
@@ -118,6 +123,8 @@ impl InFlight {
             lease: Arc::default(),
             stage: Stage::Unassigned,
             attempt,
+            turn,
+            received_at,
             start: if must_record { StartRecord::Required } else { StartRecord::Optional },
             deadline,
             worker: None,
@@ -143,6 +150,16 @@ impl InFlight {
 
     pub(super) const fn is_unassigned(&self) -> bool {
         matches!(self.stage, Stage::Unassigned)
+    }
+
+    /// Returns whether no worker has begun it. A delivery that a limit refused was begun.
+    pub(super) fn is_waiting(&self) -> bool {
+        (self.is_unassigned() || self.is_assigned()) && !self.lease.has_begun()
+    }
+
+    /// Takes the delivery from the worker that it is assigned to, if any. Returns false if the worker has begun it.
+    pub(super) fn take_back(&self) -> bool {
+        self.is_unassigned() || self.is_assigned() && self.lease.take_back()
     }
 }
 

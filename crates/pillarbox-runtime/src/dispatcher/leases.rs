@@ -24,8 +24,19 @@ impl Dispatcher {
                 if delivery.lease_state != LeaseState::Running || delivery.is_settling() {
                     continue;
                 }
+                if delivery.is_waiting() {
+                    self.return_surplus();
+                }
+                let Some(delivery) = self.in_flight.get(key).filter(|it| !it.is_settling()) else {
+                    continue;
+                };
+                let third = self.sources[source].third();
                 let is_running = delivery.is_assigned() && delivery.lease.has_begun();
-                if now >= delivery.deadline {
+                if now < delivery.received_at + third {
+                    // It was only looked at because it might still wait.
+                    let at = (delivery.received_at + third).min(delivery.deadline);
+                    self.sources[source].look_at(key, at);
+                } else if now >= delivery.deadline {
                     self.lose(key);
                 } else if while_beating && is_running && !delivery.lease.take_beat() {
                     let deadline = delivery.deadline;

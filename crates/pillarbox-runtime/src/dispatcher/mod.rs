@@ -15,8 +15,8 @@
 //!
 //! Invariants:
 //!
-//! 1. No more is requested than there is room for: the deliveries assigned to workers and those that receives
-//!    under way may return never exceed the capacity of the workers.
+//! 1. No more is requested than there is room for: a delivery for each worker, and those that will be begun within
+//!    about one fetch. Of several sources, each that is idle may return one more.
 //! 2. A delivery is at one stage: unassigned, with one worker, being dead-lettered, or being settled.
 //! 3. After a stop nothing is received and no handler is started, and every delivery in flight is settled or
 //!    abandoned; only then the dispatcher finishes.
@@ -26,6 +26,7 @@ mod dead_lettering;
 mod fetching;
 mod in_flight;
 mod leases;
+mod prefetch;
 mod protocol;
 mod quarantine;
 mod scaling;
@@ -48,6 +49,7 @@ use tokio::time::Instant;
 use self::bounded_counts::BoundedCounts;
 pub(crate) use self::in_flight::Key;
 use self::in_flight::{InFlight, InFlightTable, Intent, LeaseState, Stage};
+use self::prefetch::{LONGEST_WAIT, Pace};
 pub(crate) use self::protocol::{
     Action, Assignment, Finished, Input, NewDeadLetter, SettleKind, StoredDeadLetter,
 };
@@ -64,7 +66,7 @@ use crate::verdict::{Disposition, Verdict};
 /// The settings of a worker pool.
 #[derive(Debug, Clone)]
 pub(crate) struct Settings {
-    /// Number of deliveries that may wait for each worker.
+    /// The largest number of deliveries that may wait for a worker.
     pub(crate) prefetch: usize,
     /// Number of finished deliveries that may wait to be settled before no more are received.
     pub(crate) result_buffer: usize,
@@ -110,7 +112,10 @@ pub(crate) struct Dispatcher {
     /// processes do not know of it.
     uncounted: BoundedCounts,
     quarantine: Quarantine,
-    /// Deliveries that no worker has room for.
+    pace: Pace,
+    /// Number of deliveries that may wait for a worker now.
+    prefetch: usize,
+    /// Deliveries that no worker has room for, in turn.
     unassigned: VecDeque<Key>,
     /// Deliveries that a limit refused, and when they are assigned again.
     shed: VecDeque<(Instant, Key)>,
@@ -118,8 +123,6 @@ pub(crate) struct Dispatcher {
     dead_letter_retries: Vec<(Instant, Key)>,
     /// Virtual time of the sources that were asked last, at which a source that becomes busy starts.
     virtual_time: f64,
-    /// The source that is looked at first.
-    next_source: usize,
     /// Cancelled handlers were abandoned; only settles are waited for.
     has_abandoned_handlers: bool,
     mode: Mode,
@@ -145,11 +148,12 @@ impl Dispatcher {
             in_flight: InFlightTable::default(),
             uncounted: BoundedCounts::default(),
             quarantine: Quarantine::default(),
+            pace: Pace::default(),
+            prefetch: 0,
             unassigned: VecDeque::new(),
             shed: VecDeque::new(),
             dead_letter_retries: Vec::new(),
             virtual_time: 0.0,
-            next_source: 0,
             has_abandoned_handlers: false,
             mode: Mode::Running,
             desired,
@@ -185,14 +189,15 @@ impl Dispatcher {
         self.slots.iter().filter(|slot| slot.is_active()).count()
     }
 
-    /// Returns the message of an entry of the settle call under way, and the worker that had it last.
+    /// Returns the message of an entry of a settle call under way, and the worker that had it last.
     pub(crate) fn settling(
         &self,
         source: usize,
         kind: SettleKind,
+        call: u64,
         entry: usize,
     ) -> Option<(MessageId, Option<usize>)> {
-        let delivery = self.in_flight.get(self.sources[source].under_way(kind, entry)?)?;
+        let delivery = self.in_flight.get(self.sources[source].under_way(kind, call, entry)?)?;
         Some((delivery.message.id, delivery.worker))
     }
 
@@ -208,8 +213,10 @@ impl Dispatcher {
             Input::Starting { key } => self.record_start(key),
             Input::Finished(finished) => self.finished(finished, now),
             Input::Returned { key, worker } => self.returned(key, worker),
-            Input::Skipped { worker } => self.pop_assigned(worker),
-            Input::Settled { source, kind, result } => self.settled(source, kind, result, now),
+            Input::Skipped { worker } => self.pop_assigned(worker, now),
+            Input::Settled { source, kind, call, result } => {
+                self.settled(source, kind, call, result, now);
+            }
             Input::DeadLetterStored { key, result } => self.dead_letter_stored(key, result, now),
             Input::ErrorReplySent { key, result } => self.error_reply_sent(key, result, now),
             Input::DeadLetterReported { key } => self.dead_letter_reported(key),
@@ -220,19 +227,22 @@ impl Dispatcher {
 
     /// Decides what is to be done now.
     ///
-    /// The order matters. The shutdown and the leases come first, since later steps depend on the mode and must not
-    /// assign what is lost. Retries of dead letters come next, because they may settle. A message to be isolated comes
-    /// before assignments, which must not start anything beside it. Assignments come before rebalancing, which only
-    /// helps workers that are still idle. Settles come after all steps that produce some, so that they share a call,
-    /// and receives after all steps that change the room. Whether everything is over is known at the very end.
+    /// The order matters. The prefetch comes first, since the room depends on it. The shutdown and the leases follow,
+    /// since later steps depend on the mode and must not assign what is lost. Retries of dead letters come next, because
+    /// they may settle. A message to be isolated comes before assignments, which must not start anything beside it.
+    /// Assignments come before rebalancing, which only helps workers that are still idle. Settles come after all steps
+    /// that produce some, so that they share a call, and receives after all steps that change the room. Whether
+    /// everything is over is known at the very end.
     pub(crate) fn plan(&mut self, now: Instant) {
+        self.update_prefetch(now);
         self.advance_shutdown(now);
         self.renew(now);
         self.retry_dead_letters(now);
         self.run_isolated(now);
         self.assign_shed(now);
-        self.assign_unassigned();
-        self.rebalance();
+        self.give_way();
+        self.assign_unassigned(now);
+        self.rebalance(now);
         for source in 0..self.sources.len() {
             for kind in [SettleKind::Final, SettleKind::Extension] {
                 self.call_settle(source, kind, now);
@@ -271,7 +281,9 @@ impl Dispatcher {
                 return;
             }
         };
-        self.sources[source].fetch_succeeded(deliveries.len(), now);
+        if let Some(took) = self.sources[source].fetch_succeeded(deliveries.len(), now) {
+            self.pace.fetched(took);
+        }
         self.sources[source].prune_renewals(&self.in_flight);
         if !deliveries.is_empty() && !self.sources[source].is_busy {
             self.sources[source].become_busy(self.virtual_time);
@@ -285,9 +297,11 @@ impl Dispatcher {
         let deadline = now + self.sources[source].settings.visibility;
         let admission = self.admit(source, &message);
         let attempt = self.attempt(source, &message);
-        let delivery = InFlight::new(source, message, receipt, attempt, deadline);
+        let turn = self.sources[source].next_turn();
+        let delivery = InFlight::new(source, message, receipt, attempt, turn, now, deadline);
         let key = self.in_flight.insert(delivery);
-        self.sources[source].renew_later(key, now, deadline);
+        let look_after = self.sources[source].third().min(LONGEST_WAIT);
+        self.sources[source].look_at(key, now + look_after);
         self.report(key, DeliveryChange::Received);
         match admission {
             _ if self.mode.is_ending() => self.settle(key, Intent::Return),
@@ -329,18 +343,12 @@ impl Dispatcher {
         }
     }
 
-    fn assign_unassigned(&mut self) {
-        for _ in 0..self.unassigned.len() {
-            let Some(key) = self.unassigned.pop_front() else { return };
-            if self.in_flight.get(key).is_some_and(InFlight::is_unassigned) {
-                self.assign(key);
-            }
-        }
-    }
-
     fn finished(&mut self, finished: Finished, now: Instant) {
         let Finished { key, worker, verdict, took, .. } = finished;
-        self.pop_assigned(worker);
+        self.pop_assigned(worker, now);
+        if let Some(took) = took {
+            self.pace.handled(took);
+        }
         // It may have been abandoned already, if the drain ended before its handler did.
         let Some(delivery) = self.in_flight.get(key) else { return };
         let (lease_state, is_acknowledged) =

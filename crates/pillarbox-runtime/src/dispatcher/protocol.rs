@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use pillarbox_core::{Delivery, Error, RawMessage, Receipt, Result, SettleAction};
+use pillarbox_core::{Delivery, Error, RawMessage, Receipt, Result, Settle};
 
 use super::in_flight::Key;
 use crate::delivery_event::DeadLetterIds;
@@ -26,7 +26,7 @@ pub(crate) enum Input {
     /// A worker came to a delivery that had been taken back.
     Skipped { worker: usize },
     /// A settle call was answered.
-    Settled { source: usize, kind: SettleKind, result: Result<Vec<Result<()>>> },
+    Settled { source: usize, kind: SettleKind, call: u64, result: Result<Vec<Result<()>>> },
     /// A dead letter was stored, or could not be.
     DeadLetterStored { key: Key, result: Result<StoredDeadLetter> },
     /// The error reply of a dead letter was sent, or could not be.
@@ -65,10 +65,10 @@ pub(crate) enum Action {
     Fetch { source: usize, max: usize, waits: bool },
     /// Cancel the receive that is under way.
     CancelFetch { source: usize },
-    /// Pass a delivery to a worker.
-    Assign { worker: usize, assignment: Assignment },
-    /// Settle, and report [`Input::Settled`].
-    Settle { source: usize, kind: SettleKind, batch: Vec<(Receipt, SettleAction)> },
+    /// Pass deliveries to a worker.
+    Assign { worker: usize, assignments: Vec<Assignment> },
+    /// Settle, and report [`Input::Settled`] with the number of the call.
+    Settle { source: usize, kind: SettleKind, call: u64, batch: Vec<Settle> },
     /// Store a dead letter, and report [`Input::DeadLetterStored`].
     StoreDeadLetter(NewDeadLetter),
     /// Send the error reply of a stored dead letter, and report [`Input::ErrorReplySent`].

@@ -193,7 +193,7 @@ impl Dispatcher {
     /// Returns everything that no handler has started on, except one delivery.
     fn return_unstarted_except(&mut self, first: Key) {
         for worker in 0..self.slots.len() {
-            for key in self.take_back(worker, usize::MAX) {
+            for key in self.take_back(worker, usize::MAX, |_| true) {
                 self.settle(key, Intent::Return);
             }
         }

@@ -1,5 +1,7 @@
 //! The number of workers: starting, stopping and replacing them.
 
+use tokio::time::Instant;
+
 use super::Dispatcher;
 use super::in_flight::Intent;
 use super::protocol::Action;
@@ -7,8 +9,9 @@ use super::worker_slots::{SlotState, WorkerSlot};
 
 impl Dispatcher {
     /// Starts or stops workers until there are `workers`.
-    pub(super) fn scale_to(&mut self, workers: usize) {
+    pub(super) fn scale_to(&mut self, workers: usize, now: Instant) {
         let mut active = self.active_workers();
+        let is_reduced = workers < active;
         for worker in (0..self.slots.len()).rev() {
             if active <= workers {
                 break;
@@ -19,11 +22,13 @@ impl Dispatcher {
                 self.cancel_fetches();
             }
         }
-        let unassigned_before = self.unassigned.len();
         self.reassign_from_stopping();
-        if self.unassigned.len() > unassigned_before || workers == 0 {
-            // There is no room for them here; other processes may have some.
+        if workers == 0 {
             self.return_unassigned();
+        } else if is_reduced {
+            // There is less room here; other processes may have some.
+            self.update_prefetch(now);
+            self.return_surplus();
         }
         while active < workers {
             let vacant = self.slots.iter().position(|slot| slot.state == SlotState::Vacant);
@@ -55,14 +60,14 @@ impl Dispatcher {
     pub(super) fn reassign_from_stopping(&mut self) {
         for worker in 0..self.slots.len() {
             if self.slots[worker].state == SlotState::Stopping {
-                let taken = self.take_back(worker, usize::MAX);
+                let taken = self.take_back(worker, usize::MAX, |_| true);
                 taken.into_iter().for_each(|key| self.reassign(key));
             }
         }
     }
 
     pub(super) fn worker_ended(&mut self, worker: usize) {
-        let unstarted = self.take_back(worker, usize::MAX);
+        let unstarted = self.take_back(worker, usize::MAX, |_| true);
         let slot = std::mem::replace(&mut self.slots[worker], WorkerSlot::vacant());
         // What it handled when it ended without a report has neither failed nor succeeded, as far as is known.
         let started: Vec<_> = self

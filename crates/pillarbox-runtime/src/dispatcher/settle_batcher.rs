@@ -1,4 +1,5 @@
-//! Batches settles of one queue: one call at a time, with everything that arrived during the call before it.
+//! Batches settles of one queue: while a call is under way, what arrives is collected for the next one. A full batch
+//! does not wait.
 
 use std::time::Duration;
 
@@ -13,6 +14,8 @@ use super::in_flight::Key;
 const RETRY_DELAY: Duration = Duration::from_millis(50);
 /// The longest delay, which is also limited to a twentieth of a lease so that many tries fit into one.
 const MAX_RETRY_DELAY: Duration = Duration::from_secs(5);
+/// The largest number of calls under way.
+const MAX_CALLS: usize = 8;
 /// Later than any deadline.
 const FAR: Duration = Duration::from_secs(365 * 24 * 3600);
 
@@ -38,12 +41,21 @@ impl SettleEntry {
     }
 }
 
-/// Settles of one queue that wait for their call, and those of the call under way.
+/// A call that is under way.
+#[derive(Debug)]
+struct Call {
+    number: u64,
+    at: Instant,
+    entries: Vec<SettleEntry>,
+}
+
+/// Settles of one queue that wait for their call, and those of the calls under way.
 #[derive(Debug, Default)]
 pub(super) struct SettleBatcher {
     pending: Vec<SettleEntry>,
-    /// The entries of the call under way, and when it was made.
-    under_way: Option<(Vec<SettleEntry>, Instant)>,
+    calls: Vec<Call>,
+    /// Number of the last call.
+    last_call: u64,
     failures: u32,
     retry_at: Option<Instant>,
 }
@@ -53,12 +65,13 @@ impl SettleBatcher {
         self.pending.push(entry);
     }
 
-    /// Takes the entries of the next call. Empty if a call is under way or the next try is not due.
+    /// Takes the entries of the next call. Empty if they wait for a call under way or for the time of the next try.
     pub(super) fn take(&mut self, max: usize, now: Instant) -> Vec<SettleEntry> {
-        if self.under_way.is_some()
-            || self.pending.is_empty()
-            || self.retry_at.is_some_and(|at| at > now)
-        {
+        let may_call = match self.calls.len() {
+            0 => !self.pending.is_empty(),
+            calls => self.pending.len() >= max && calls < MAX_CALLS && self.failures == 0,
+        };
+        if !may_call || self.retry_at.is_some_and(|at| at > now) {
             return Vec::new();
         }
         self.retry_at = None;
@@ -69,18 +82,24 @@ impl SettleBatcher {
         }
     }
 
-    pub(super) fn call_started(&mut self, entries: Vec<SettleEntry>, now: Instant) {
-        self.under_way = Some((entries, now));
+    /// Records a call, and returns its number.
+    pub(super) fn call_started(&mut self, entries: Vec<SettleEntry>, now: Instant) -> u64 {
+        self.last_call += 1;
+        self.calls.push(Call { number: self.last_call, at: now, entries });
+        self.last_call
     }
 
-    /// Returns the delivery of an entry of the call under way.
-    pub(super) fn under_way(&self, entry: usize) -> Option<Key> {
-        self.under_way.as_ref()?.0.get(entry).map(|entry| entry.key)
+    /// Returns the delivery of an entry of a call under way.
+    pub(super) fn under_way(&self, call: u64, entry: usize) -> Option<Key> {
+        let call = self.calls.iter().find(|it| it.number == call)?;
+        call.entries.get(entry).map(|entry| entry.key)
     }
 
-    /// Returns the entries of the call that has ended, and when it was made.
-    pub(super) fn call_ended(&mut self) -> (Vec<SettleEntry>, Instant) {
-        self.under_way.take().expect("a call is under way")
+    /// Returns the entries of a call that has ended, and when it was made.
+    pub(super) fn call_ended(&mut self, call: u64) -> (Vec<SettleEntry>, Instant) {
+        let index = self.calls.iter().position(|it| it.number == call);
+        let call = self.calls.swap_remove(index.expect("the call is under way"));
+        (call.entries, call.at)
     }
 
     /// Puts entries whose call failed in front, for a try after a delay.
@@ -113,23 +132,21 @@ impl SettleBatcher {
         let expired = self.entries().filter(|entry| entry.deadline <= now).map(|entry| entry.key);
         let expired = expired.collect();
         self.pending.retain(|entry| entry.deadline > now);
-        if let Some((under_way, _)) = &mut self.under_way {
-            // They stay, since their call will be answered, but their deadline no longer counts.
-            let far = now + FAR;
-            under_way.iter_mut().filter(|entry| entry.deadline <= now).for_each(|entry| {
-                entry.deadline = far;
-            });
-        }
+        // Those under way stay, since their call will be answered, but their deadline no longer counts.
+        let under_way = self.calls.iter_mut().flat_map(|call| &mut call.entries);
+        under_way.filter(|entry| entry.deadline <= now).for_each(|entry| {
+            entry.deadline = now + FAR;
+        });
         expired
     }
 
     fn entries(&self) -> impl Iterator<Item = &SettleEntry> {
-        let under_way = self.under_way.iter().flat_map(|(entries, _)| entries);
+        let under_way = self.calls.iter().flat_map(|call| &call.entries);
         self.pending.iter().chain(under_way)
     }
 
     pub(super) fn next_wake(&self) -> Option<Instant> {
-        // Without a retry time, pending entries go when the call under way is answered.
-        self.retry_at.filter(|_| self.under_way.is_none() && !self.pending.is_empty())
+        // Without a retry time, pending entries go when a call under way is answered.
+        self.retry_at.filter(|_| self.calls.is_empty() && !self.pending.is_empty())
     }
 }

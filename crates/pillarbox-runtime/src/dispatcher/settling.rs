@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use pillarbox_core::{Error, Result, SettleAction};
+use pillarbox_core::{Error, Result, Settle, SettleAction};
 use tokio::time::Instant;
 
 use super::Dispatcher;
@@ -42,7 +42,7 @@ impl Dispatcher {
         self.sources[source].batcher(SettleKind::Final).push(entry);
     }
 
-    /// Makes the next settle call, unless one is under way or the next try is not due.
+    /// Makes the next settle calls, unless one is under way or the next try is not due.
     pub(super) fn call_settle(&mut self, source: usize, kind: SettleKind, now: Instant) {
         let max = self.sources[source].settings.max_batch;
         loop {
@@ -62,13 +62,12 @@ impl Dispatcher {
                     self.abandon(entry.key);
                     continue;
                 }
-                batch.push((delivery.receipt.clone(), entry.action));
+                batch.push(Settle { receipt: delivery.receipt.clone(), action: entry.action });
                 entries.push(entry);
             }
             if !batch.is_empty() {
-                self.sources[source].batcher(kind).call_started(entries, now);
-                self.actions.push_back(Action::Settle { source, kind, batch });
-                return;
+                let call = self.sources[source].batcher(kind).call_started(entries, now);
+                self.actions.push_back(Action::Settle { source, kind, call, batch });
             }
         }
     }
@@ -77,10 +76,11 @@ impl Dispatcher {
         &mut self,
         source: usize,
         kind: SettleKind,
+        call: u64,
         result: Result<Vec<Result<()>>>,
         now: Instant,
     ) {
-        let (entries, called_at) = self.sources[source].batcher(kind).call_ended();
+        let (entries, called_at) = self.sources[source].batcher(kind).call_ended(call);
         let mut failed = Vec::new();
         let results = per_entry(result, entries.len(), None, "settle");
         for (entry, result) in entries.into_iter().zip(results) {

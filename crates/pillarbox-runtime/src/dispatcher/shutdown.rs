@@ -23,7 +23,7 @@ impl Dispatcher {
         if self.mode.is_ending() {
             return;
         }
-        self.scale_to(desired.workers);
+        self.scale_to(desired.workers, now);
         match (desired.is_paused, self.mode) {
             (true, Mode::Running) => {
                 self.mode = Mode::Paused;

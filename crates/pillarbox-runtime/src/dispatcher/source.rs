@@ -49,19 +49,29 @@ pub(crate) struct QuarantineSettings {
     pub(crate) stagger: Duration,
 }
 
+/// A receive that is under way.
+#[derive(Debug, Clone, Copy)]
+struct Request {
+    /// Number of messages that it may return.
+    max: usize,
+    /// It waits for the first message.
+    waits: bool,
+    at: Instant,
+}
+
 /// The state of one queue.
 #[derive(Debug)]
 pub(super) struct Source {
     pub(super) settings: SourceSettings,
     /// The last receive returned messages, so the next one need not wait.
     pub(super) is_busy: bool,
-    /// Number of messages that the receive under way may return. 0 if none is under way.
-    pub(super) requested: usize,
+    /// The last receive returned as many messages as it asked for.
+    pub(super) was_full: bool,
+    /// The receive under way.
+    request: Option<Request>,
     /// The last receive succeeded. Until one has, receives do not wait, so that an unreachable queue is noticed
     /// soon.
     pub(super) is_reachable: bool,
-    /// When the receive under way began to wait for messages, if it waits.
-    waits_since: Option<Instant>,
     /// Number of messages received, divided by the weight. The source with the lowest is next.
     pub(super) virtual_time: f64,
     failures: u32,
@@ -78,9 +88,9 @@ impl Source {
         Self {
             settings,
             is_busy: false,
-            requested: 0,
+            was_full: false,
+            request: None,
             is_reachable: false,
-            waits_since: None,
             virtual_time: 0.0,
             failures: 0,
             retry_at: None,
@@ -98,13 +108,13 @@ impl Source {
         }
     }
 
-    /// Returns the delivery of an entry of the call under way.
-    pub(super) fn under_way(&self, kind: SettleKind, entry: usize) -> Option<Key> {
+    /// Returns the delivery of an entry of a call under way.
+    pub(super) fn under_way(&self, kind: SettleKind, call: u64, entry: usize) -> Option<Key> {
         let batcher = match kind {
             SettleKind::Final => &self.settles,
             SettleKind::Extension => &self.extensions,
         };
-        batcher.under_way(entry)
+        batcher.under_way(call, entry)
     }
 
     /// Clears a retry time that has passed.
@@ -113,31 +123,46 @@ impl Source {
     }
 
     pub(super) const fn can_fetch(&self) -> bool {
-        self.requested == 0 && !self.is_closed && self.retry_at.is_none()
+        self.request.is_none() && !self.is_closed && self.retry_at.is_none()
     }
 
-    pub(super) fn fetch_started(&mut self, max: usize, waits_since: Option<Instant>) {
-        self.requested = max;
-        self.waits_since = waits_since;
+    /// Returns the number of messages that the receive under way may return without having waited.
+    pub(super) fn reserved(&self) -> usize {
+        self.request.filter(|request| !request.waits).map_or(0, |request| request.max)
     }
 
-    pub(super) fn fetch_cancelled(&mut self) {
-        self.requested = 0;
+    pub(super) fn fetch_started(&mut self, max: usize, waits: bool, now: Instant) {
+        self.request = Some(Request { max, waits, at: now });
     }
 
-    pub(super) fn fetch_succeeded(&mut self, messages: usize, now: Instant) {
-        self.requested = 0;
+    /// Forgets the receive under way. Returns whether there was one.
+    pub(super) fn fetch_cancelled(&mut self) -> bool {
+        self.request.take().is_some()
+    }
+
+    /// Takes in how many messages a receive returned. Returns the time that it took, if it returned some and did not
+    /// wait for them.
+    pub(super) fn fetch_succeeded(&mut self, messages: usize, now: Instant) -> Option<Duration> {
         self.failures = 0;
         self.is_reachable = true;
+        let request = self.request.take()?;
+        self.was_full = messages >= request.max;
+        if messages > 0 {
+            return (!request.waits).then(|| now - request.at);
+        }
+        self.is_busy = false;
         // A queue that does not wait although it was asked to would be polled in a busy loop.
-        let is_early = |since| now < later(since, EARLY_RETURN_DELAY);
-        if messages == 0 && self.waits_since.is_some_and(is_early) {
+        if request.waits && now < later(request.at, EARLY_RETURN_DELAY) {
             self.retry_at = Some(later(now, EARLY_RETURN_DELAY));
         }
-        self.virtual_time += messages as f64 / f64::from(self.settings.weight.max(1));
-        if messages == 0 {
-            self.is_busy = false;
-        }
+        None
+    }
+
+    /// Returns the turn of the next message: its place in the order of the messages of all sources.
+    pub(super) fn next_turn(&mut self) -> f64 {
+        let turn = self.virtual_time;
+        self.virtual_time += 1.0 / f64::from(self.settings.weight.max(1));
+        turn
     }
 
     /// Marks the source busy. Time in which it had no messages is not made up for.
@@ -147,7 +172,7 @@ impl Source {
     }
 
     pub(super) fn fetch_failed(&mut self, error: &Error, backoff: Duration, now: Instant) {
-        self.requested = 0;
+        self.request = None;
         self.is_busy = false;
         self.is_reachable = false;
         if matches!(error, Error::Closed { .. }) {
@@ -159,10 +184,18 @@ impl Source {
         self.retry_at = Some(later(now, RetryDelay::after(backoff, max, self.failures)));
     }
 
-    /// Schedules the extension of a lease after a third of its time, so that two more tries may fail; or at its
-    /// deadline, if that is earlier.
+    /// Returns the time after which a lease is extended: a third of it, so that two more tries may fail.
+    pub(super) fn third(&self) -> Duration {
+        self.settings.visibility / 3
+    }
+
+    /// Schedules the extension of a lease after a third of its time, or at its deadline if that is earlier.
     pub(super) fn renew_later(&mut self, key: Key, now: Instant, deadline: Instant) {
-        let at = (now + self.settings.visibility / 3).min(deadline);
+        self.look_at(key, (now + self.third()).min(deadline));
+    }
+
+    /// Schedules a look at a delivery.
+    pub(super) fn look_at(&mut self, key: Key, at: Instant) {
         let index = match self.renewals.back() {
             Some((last, _)) if *last > at => {
                 self.renewals.partition_point(|(other, _)| *other <= at)

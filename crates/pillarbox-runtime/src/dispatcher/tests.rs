@@ -34,10 +34,12 @@ fn settings() -> SourceSettings {
 /// A dispatcher, and the actions that it has asked for.
 struct Bench {
     dispatcher: Dispatcher,
+    /// The pace that the dispatcher is to assume, if not the one that it measures.
+    pace: Option<Pace>,
     now: Instant,
     fetches: Vec<Option<usize>>,
     assigned: VecDeque<(usize, Assignment)>,
-    calls: VecDeque<(usize, SettleKind, Vec<SettleAction>)>,
+    calls: VecDeque<(usize, SettleKind, Vec<SettleAction>, u64)>,
     storing: VecDeque<Key>,
     replying: VecDeque<Key>,
     /// Dead letters whose hooks are to run, and whether there was an error reply.
@@ -48,14 +50,33 @@ struct Bench {
     is_over: bool,
 }
 
+/// A pace at which as much is prefetched as may be.
+fn slow_fetches() -> Pace {
+    let mut pace = Pace::default();
+    pace.fetched(Duration::from_secs(1_000_000));
+    pace.handled(Duration::ZERO);
+    pace
+}
+
 impl Bench {
+    /// Workers each of which has room for `prefetch` deliveries behind the one that it handles.
     fn new(workers: usize, prefetch: usize, sources: &[SourceSettings]) -> Self {
+        Self::at_pace(Some(slow_fetches()), workers, workers * prefetch, sources)
+    }
+
+    fn at_pace(
+        pace: Option<Pace>,
+        workers: usize,
+        prefetch: usize,
+        sources: &[SourceSettings],
+    ) -> Self {
         let now = Instant::now();
         let drain = Duration::from_secs(30);
         let desired = DesiredState { is_paused: false, stop: None, workers, drain };
         let settings = Settings { prefetch, result_buffer: 128, receive_backoff: BACKOFF };
         let mut bench = Self {
             dispatcher: Dispatcher::new(settings, sources.to_vec(), desired, now),
+            pace,
             now,
             fetches: vec![None; sources.len()],
             assigned: VecDeque::new(),
@@ -84,6 +105,7 @@ impl Bench {
     }
 
     fn plan(&mut self) {
+        self.dispatcher.pace = self.pace.unwrap_or(self.dispatcher.pace);
         self.dispatcher.plan(self.now);
         while let Some(action) = self.dispatcher.next_action() {
             match action {
@@ -93,12 +115,12 @@ impl Bench {
                 Action::CancelFetch { source } => {
                     assert!(self.fetches[source].take().is_some(), "no such fetch");
                 }
-                Action::Assign { worker, assignment } => {
-                    self.assigned.push_back((worker, assignment));
+                Action::Assign { worker, assignments } => {
+                    self.assigned.extend(assignments.into_iter().map(|one| (worker, one)));
                 }
-                Action::Settle { source, kind, batch } => {
-                    let actions = batch.into_iter().map(|(_, action)| action).collect();
-                    self.calls.push_back((source, kind, actions));
+                Action::Settle { source, kind, call, batch } => {
+                    let actions = batch.into_iter().map(|settle| settle.action).collect();
+                    self.calls.push_back((source, kind, actions, call));
                 }
                 Action::StoreDeadLetter(new) => self.storing.push_back(new.key),
                 Action::SendErrorReply { key } => self.replying.push_back(key),
@@ -181,13 +203,17 @@ impl Bench {
     }
 
     fn finish(&mut self, verdict: Verdict) -> Key {
+        self.finish_after(Duration::from_millis(1), verdict)
+    }
+
+    fn finish_after(&mut self, took: Duration, verdict: Verdict) -> Key {
         let (worker, assignment) = self.assigned.pop_front().expect("an assignment");
         let Assignment { key, source, lease, .. } = assignment;
         if !lease.begin() && !lease.has_begun() {
             self.input(Input::Skipped { worker });
             return key;
         }
-        let took = Some(Duration::from_millis(1));
+        let took = Some(took);
         self.input(Input::Finished(Finished { key, source, worker, verdict, took }));
         key
     }
@@ -199,9 +225,9 @@ impl Bench {
 
     /// Answers the next settle call, with the same result for all its entries.
     fn answer(&mut self, result: Result<()>) {
-        let (source, kind, actions) = self.calls.pop_front().expect("a call");
+        let (source, kind, actions, call) = self.calls.pop_front().expect("a call");
         let result = Ok(vec![result; actions.len()]);
-        self.input(Input::Settled { source, kind, result });
+        self.input(Input::Settled { source, kind, call, result });
     }
 
     /// Answers the next settle call, which has these entries, with success.
@@ -355,7 +381,7 @@ fn what_waits_behind_a_slow_handler_goes_to_idle_workers() {
 
 #[test]
 fn results_that_arrive_together_are_settled_in_one_call() {
-    let mut bench = Bench::one(4, 1);
+    let mut bench = Bench::one(8, 0);
     bench.deliver(0, 8);
     for _ in 0..4 {
         bench.finish(Verdict::Done);
@@ -469,7 +495,7 @@ fn an_error_reply_that_fails_is_retried_and_then_given_up() {
             assert_eq!(bench.replying.pop_front(), Some(key));
             bench.input(Input::ErrorReplySent { key, result: Err(error()) });
             let delay = Duration::from_millis(100) * (1 << failures);
-            assert_eq!(bench.dispatcher.next_wake(), Some(bench.now + delay));
+            assert!(bench.dispatcher.next_wake() <= Some(bench.now + delay));
             // A stop does not hurry it.
             bench.stop(Stop::Graceful);
             bench.pass(delay - Duration::from_nanos(1));
@@ -761,7 +787,7 @@ fn an_isolated_message_runs_alone_and_others_go_back() {
     assert_eq!(bench.fetches[0], None, "nothing is received beside it");
     let release = |delay| SettleAction::Release { delay };
     let mut back: Vec<_> = Vec::new();
-    while let Some((_, _, actions)) = bench.calls.front() {
+    while let Some((_, _, actions, _)) = bench.calls.front() {
         back.extend(actions.clone());
         bench.answer(Ok(()));
     }
@@ -1024,18 +1050,19 @@ fn a_pause_stops_the_fetching_and_nothing_else() {
 fn workers_are_started_and_stopped() {
     let mut bench = Bench::one(2, 1);
     bench.deliver(0, 4);
-    bench.assigned.iter().take(2).for_each(|(_, assigned)| assert!(assigned.lease.begin()));
+    // The first of each worker.
+    [0, 2].into_iter().for_each(|index| assert!(bench.assigned[index].1.lease.begin()));
     bench.desire(|desired| desired.workers = 1);
     assert_eq!(bench.stopped, [1]);
-    // What the stopping worker has not started is taken back.
-    let index = bench.assigned.iter().rposition(|(worker, _)| *worker == 1).unwrap();
-    let (worker, assigned) = bench.assigned.remove(index).unwrap();
-    assert!(!assigned.lease.begin(), "it was taken back");
+    // What the stopping worker has not started goes to the other.
+    let (worker, taken_back) = bench.assigned.remove(3).unwrap();
+    assert!(worker == 1 && !taken_back.lease.begin());
     bench.input(Input::Skipped { worker });
-    // The other has no room.
-    bench.accept(&[RELEASE]);
-    bench.finish(Verdict::Done);
-    bench.finish(Verdict::Done);
+    assert_eq!(bench.assigned.iter().map(|(worker, _)| *worker).collect::<Vec<_>>(), [0, 0, 1, 0]);
+    assert!(bench.calls.is_empty() && bench.assigned[3].1.key == taken_back.key);
+    for _ in 0..4 {
+        bench.finish(Verdict::Done);
+    }
     bench.input(Input::WorkerEnded { worker: 1 });
     bench.desire(|desired| desired.workers = 3);
     assert_eq!(bench.started, [0, 1, 1, 2], "numbers are reused");
@@ -1362,6 +1389,140 @@ fn lease_end(bench: &Bench) -> Instant {
     bench.dispatcher.in_flight.iter().next().expect("a lease").1.deadline
 }
 
+#[test]
+fn what_is_prefetched_is_measured() {
+    let ms = Duration::from_millis;
+    for (fetch, handler, prefetched) in
+        [(ms(1), ms(100), 0), (ms(1), ms(1), 8), (ms(10), ms(1), 80), (ms(10), Duration::ZERO, 256)]
+    {
+        let mut bench = Bench::at_pace(None, 4, 256, &[settings()]);
+        assert_eq!(bench.fetches[0], Some(4), "nothing is known yet");
+        let mut most = 0;
+        for _ in 0..1_000 {
+            bench.now += fetch;
+            let messages = bench.fetches[0].unwrap_or(0);
+            most = most.max(bench.dispatcher.in_flight() + messages);
+            if messages > 0 {
+                bench.deliver(0, messages);
+            }
+            // Every worker has ended as many handlers as it could in this time.
+            let ended = if handler <= fetch { bench.assigned.len() } else { 1 };
+            for _ in 0..ended.min(bench.assigned.len()) {
+                bench.finish_after(handler, Verdict::Done);
+            }
+            bench.answer_all();
+        }
+        assert_eq!(bench.dispatcher.prefetch, prefetched, "{fetch:?} {handler:?}");
+        assert!(most <= 4 + prefetched, "{most} of {prefetched}");
+    }
+}
+
+#[test]
+fn what_waits_for_slow_handlers_goes_back() {
+    let mut bench = Bench::one(2, 3);
+    bench.deliver(0, 8);
+    // The handlers turn out to be slow.
+    bench.pace = None;
+    let mut measured = Pace::default();
+    measured.fetched(Duration::from_millis(1));
+    measured.handled(Duration::from_millis(1));
+    bench.dispatcher.pace = measured;
+    [0, 4].into_iter().for_each(|index| assert!(bench.assigned[index].1.lease.begin()));
+    bench.pass(LONGEST_WAIT - Duration::from_nanos(1));
+    assert!(bench.calls.is_empty());
+    assert_eq!(bench.dispatcher.next_wake(), Some(bench.now + Duration::from_nanos(1)));
+    bench.pass(Duration::from_nanos(1));
+    bench.accept(&[RELEASE; 6]);
+    assert_eq!((bench.dispatcher.in_flight(), bench.fetches[0]), (2, None));
+    assert_eq!(bench.names().iter().filter(|name| **name == "returned").count(), 6);
+    // Their workers come to what was taken back, and there is room again.
+    bench.pass(LEASE / 3);
+    bench.accept(&[START; 2]);
+    while !bench.assigned.is_empty() {
+        bench.finish(Verdict::Done);
+        bench.answer_all();
+    }
+    assert!(bench.fetches[0].is_some());
+}
+
+#[test]
+fn what_waits_for_quick_handlers_stays() {
+    let mut bench = Bench::one(1, 3);
+    bench.deliver(0, 4);
+    bench.pass(LONGEST_WAIT);
+    assert!(bench.calls.is_empty() && bench.dispatcher.in_flight() == 4);
+    bench.pass(LEASE / 3 - LONGEST_WAIT);
+    bench.accept(&[EXTEND; 4]);
+}
+
+#[test]
+fn fewer_workers_return_what_they_will_not_begin_soon() {
+    let mut bench = Bench::one(4, 2);
+    bench.deliver(0, 12);
+    bench.pace = None;
+    bench.dispatcher.pace = Pace::default();
+    (0..4).for_each(|worker| assert!(bench.assigned[3 * worker].1.lease.begin()));
+    bench.desire(|desired| desired.workers = 1);
+    bench.accept(&[RELEASE; 8]);
+}
+
+/// Jobs of the free tier wait here when the paying one sends some.
+#[test]
+fn a_mailbox_with_more_right_goes_before_what_waits_for_slow_handlers() {
+    let weighed = [9, 1].map(|weight| SourceSettings { weight, ..settings() });
+    let (paying, free) = (0, 1);
+    let mut bench = Bench::new(2, 4, &weighed);
+    bench.deliver(paying, 0);
+    bench.deliver(free, 1);
+    let max = bench.fetches[free].expect("a fetch");
+    bench.deliver(free, max);
+    assert_eq!(bench.dispatcher.in_flight(), 10);
+    for worker in 0..2 {
+        let first = bench.assigned.iter().find(|(of, _)| *of == worker).expect("an assignment");
+        assert!(first.1.lease.begin());
+    }
+    // The handlers turn out to be slow.
+    bench.pace = None;
+    bench.dispatcher.pace = Pace::default();
+    bench.deliver(paying, 1);
+    let mut order = Vec::new();
+    for _ in 0..40 {
+        if let Some(max) = bench.fetches[paying].filter(|_| order.len() < 8) {
+            bench.deliver(paying, max);
+        }
+        let Some((_, next)) = bench.assigned.front() else { break };
+        if next.lease.begin() {
+            order.push(next.source);
+        }
+        bench.finish(Verdict::Done);
+        bench.answer_all();
+    }
+    assert_eq!(order[..6], [paying; 6], "{order:?}");
+}
+
+#[test]
+fn full_batches_are_settled_without_waiting_for_each_other() {
+    let small = SourceSettings { max_batch: 2, ..settings() };
+    let mut bench = Bench::new(8, 0, &[small]);
+    bench.deliver(0, 8);
+    for _ in 0..6 {
+        bench.finish(Verdict::Done);
+    }
+    let sizes: Vec<_> = bench.calls.iter().map(|call| call.2.len()).collect();
+    assert_eq!(sizes, [1, 2, 2], "one waits for more or for an answer");
+    // Answers come in any order.
+    bench.calls.rotate_left(2);
+    bench.answer(Ok(()));
+    assert_eq!(bench.dispatcher.in_flight(), 6);
+    bench.answer(Ok(()));
+    bench.answer(Err(broken()));
+    assert!(bench.calls.is_empty(), "the backend has failed");
+    bench.pass(BACKOFF);
+    assert_eq!((bench.calls.len(), bench.calls[0].2.len()), (1, 2), "one call until it succeeds");
+    bench.answer_all();
+    assert_eq!(bench.dispatcher.in_flight(), 2);
+}
+
 /// In any order of inputs, the capacity is never exceeded, and at the end nothing is in flight.
 #[test]
 fn random_inputs_never_break_the_invariants() {
@@ -1380,7 +1541,8 @@ fn random_inputs_never_break_the_invariants() {
         let mut max_workers = workers;
         for _ in 0..400 {
             step(&mut bench, &mut random, &mut max_workers);
-            let capacity = max_workers * (prefetch + 1);
+            // A source that is idle waits for one message beside what there is room for.
+            let capacity = max_workers + workers * prefetch + sources.len();
             // Stopping workers finish what they have, beside their successors.
             let dispatcher = &bench.dispatcher;
             let is_active = |stage: &Stage| matches!(stage, Stage::Assigned { worker } if dispatcher.slots[*worker].is_active());

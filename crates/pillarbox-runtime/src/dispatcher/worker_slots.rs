@@ -1,9 +1,13 @@
 //! Worker slots, and the assignment of deliveries to them.
 
-use std::collections::VecDeque;
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, VecDeque};
+use std::time::Duration;
+
+use tokio::time::Instant;
 
 use super::Dispatcher;
-use super::in_flight::{Key, Stage, StartRecord};
+use super::in_flight::{InFlight, Key, Stage, StartRecord};
 use super::protocol::{Action, Assignment};
 
 /// The slot of one worker.
@@ -13,6 +17,8 @@ pub(super) struct WorkerSlot {
     /// Deliveries that were assigned to the worker and that it has not reported on, in order: it handles the
     /// first.
     assigned: VecDeque<Key>,
+    /// When the worker came to the first, if there is one.
+    busy_since: Option<Instant>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,7 +31,7 @@ pub(super) enum SlotState {
 
 impl WorkerSlot {
     pub(super) const fn vacant() -> Self {
-        Self { state: SlotState::Vacant, assigned: VecDeque::new() }
+        Self { state: SlotState::Vacant, assigned: VecDeque::new(), busy_since: None }
     }
 
     pub(super) fn is_active(&self) -> bool {
@@ -38,62 +44,111 @@ impl WorkerSlot {
         self.assigned.len()
     }
 
+    /// Returns the number of deliveries behind the one that the worker handles.
+    pub(super) fn waiting(&self) -> usize {
+        self.load().saturating_sub(1)
+    }
+
     pub(super) fn is_idle(&self) -> bool {
         self.is_active() && self.assigned.is_empty()
     }
 
+    /// Returns the time since the worker came to the delivery that it handles. Zero if it handles none.
+    pub(super) fn busy_for(&self, now: Instant) -> Duration {
+        let since = self.busy_since.filter(|_| !self.assigned.is_empty());
+        since.map_or(Duration::ZERO, |since| now - since)
+    }
+
     /// Marks the slot active and empty.
     pub(super) fn activate(&mut self) {
-        self.state = SlotState::Active;
-        self.assigned.clear();
+        *self = Self { state: SlotState::Active, ..Self::vacant() };
+    }
+
+    fn push(&mut self, key: Key, now: Instant) {
+        if self.assigned.is_empty() {
+            self.busy_since = Some(now);
+        }
+        self.assigned.push_back(key);
+    }
+
+    /// Removes the first delivery: the worker comes to the next.
+    fn pop(&mut self, now: Instant) {
+        self.assigned.pop_front();
+        self.busy_since = Some(now);
     }
 }
 
 impl Dispatcher {
-    /// Assigns a delivery to the worker with the lowest load, or keeps it until one has room.
+    pub(super) fn idle_workers(&self) -> usize {
+        self.slots.iter().filter(|slot| slot.is_idle()).count()
+    }
+
+    /// Lets a delivery wait for a worker, in its turn.
     pub(super) fn assign(&mut self, key: Key) {
+        let Some(delivery) = self.in_flight.get_mut(key) else { return };
+        delivery.stage = Stage::Unassigned;
+        let turn = delivery.turn;
+        let is_before =
+            |other: &Key| self.in_flight.get(*other).is_none_or(|other| other.turn <= turn);
+        // Nearly all are appended.
+        let index = match self.unassigned.back() {
+            Some(last) if !is_before(last) => self.unassigned.partition_point(is_before),
+            _ => self.unassigned.len(),
+        };
+        self.unassigned.insert(index, key);
+    }
+
+    /// Assigns deliveries in turn, each to the worker with the lowest load, while one has room.
+    pub(super) fn assign_unassigned(&mut self, now: Instant) {
+        if self.unassigned.is_empty() {
+            return;
+        }
         let count = self.slots.len();
-        let mut best = None;
-        for offset in 0..count {
-            let worker = (self.next_slot + offset) % count;
-            let slot = &self.slots[worker];
-            let load = slot.load();
-            if !slot.is_active() || load > self.settings.prefetch {
-                continue;
+        let behind = self.prefetch.div_ceil(self.active_workers().max(1));
+        // Workers take turns where the load is the same.
+        let next_slot = self.next_slot;
+        let distance = |worker: usize| (worker + count - next_slot) % count;
+        let mut by_load: BinaryHeap<_> = (0..count)
+            .filter(|worker| self.slots[*worker].is_active())
+            .map(|worker| Reverse((self.slots[worker].load(), distance(worker), worker)))
+            .collect();
+        let mut batches: Vec<Vec<Assignment>> = Vec::new();
+        batches.resize_with(count, Vec::new);
+        while let Some(mut first) = by_load.peek_mut() {
+            let Reverse((load, _, worker)) = *first;
+            if load > behind {
+                break;
             }
-            if best.is_none_or(|(_, least)| load < least) {
-                best = Some((worker, load));
-                if load == 0 {
-                    break;
-                }
+            let Some(key) = self.unassigned.pop_front() else { break };
+            let Some(delivery) = self.in_flight.get_mut(key).filter(|it| it.is_unassigned()) else {
+                continue;
+            };
+            delivery.stage = Stage::Assigned { worker };
+            delivery.worker = Some(worker);
+            batches[worker].push(Assignment {
+                key,
+                source: delivery.source,
+                message: delivery.message.clone(),
+                receipt: delivery.receipt.clone(),
+                lease: delivery.lease.clone(),
+                attempt: delivery.attempt,
+                must_record_start: delivery.start == StartRecord::Required,
+            });
+            self.slots[worker].push(key, now);
+            self.next_slot = (worker + 1) % count;
+            first.0.0 += 1;
+        }
+        for (worker, assignments) in batches.into_iter().enumerate() {
+            if !assignments.is_empty() {
+                self.actions.push_back(Action::Assign { worker, assignments });
             }
         }
-        let Some(delivery) = self.in_flight.get_mut(key) else { return };
-        let Some((worker, _)) = best else {
-            delivery.stage = Stage::Unassigned;
-            self.unassigned.push_back(key);
-            return;
-        };
-        self.slots[worker].assigned.push_back(key);
-        self.next_slot = (worker + 1) % count;
-        delivery.stage = Stage::Assigned { worker };
-        delivery.worker = Some(worker);
-        let assignment = Assignment {
-            key,
-            source: delivery.source,
-            message: delivery.message.clone(),
-            receipt: delivery.receipt.clone(),
-            lease: delivery.lease.clone(),
-            attempt: delivery.attempt,
-            must_record_start: delivery.start == StartRecord::Required,
-        };
-        self.actions.push_back(Action::Assign { worker, assignment });
     }
 
     /// Removes the delivery that a worker has reported on from its slot.
-    pub(super) fn pop_assigned(&mut self, worker: usize) {
+    pub(super) fn pop_assigned(&mut self, worker: usize, now: Instant) {
         if let Some(slot) = self.slots.get_mut(worker) {
-            slot.assigned.pop_front();
+            slot.pop(now);
         }
     }
 
@@ -109,27 +164,33 @@ impl Dispatcher {
 
     /// Gives idle workers half of what waits behind others, so that no message waits for a slow handler while a
     /// worker is free.
-    pub(super) fn rebalance(&mut self) {
+    pub(super) fn rebalance(&mut self, now: Instant) {
         while self.slots.iter().any(WorkerSlot::is_idle) {
             let mut busy: Vec<_> =
-                (0..self.slots.len()).filter(|worker| self.slots[*worker].load() > 1).collect();
-            busy.sort_by_key(|worker| std::cmp::Reverse(self.slots[*worker].load()));
+                (0..self.slots.len()).filter(|worker| self.slots[*worker].waiting() > 0).collect();
+            busy.sort_by_key(|worker| Reverse(self.slots[*worker].load()));
             // What waits behind a worker may have been taken back already.
             let taken = busy.into_iter().find_map(|worker| {
-                let behind = self.slots[worker].load() - 1;
-                let taken = self.take_back(worker, behind.div_ceil(2));
+                let half = self.slots[worker].waiting().div_ceil(2);
+                let taken = self.take_back(worker, half, |_| true);
                 (!taken.is_empty()).then_some(taken)
             });
             let Some(taken) = taken else { return };
             taken.into_iter().for_each(|key| self.reassign(key));
+            self.assign_unassigned(now);
         }
     }
 
     /// Takes back up to `max` deliveries that a worker has not begun, the last ones first.
-    pub(super) fn take_back(&mut self, worker: usize, max: usize) -> Vec<Key> {
+    pub(super) fn take_back(
+        &self,
+        worker: usize,
+        max: usize,
+        is_wanted: impl Fn(&InFlight) -> bool,
+    ) -> Vec<Key> {
         let is_taken = |key: Key| {
             self.in_flight.get(key).is_some_and(|delivery| {
-                delivery.is_assigned_to(worker) && delivery.lease.take_back()
+                delivery.is_assigned_to(worker) && is_wanted(delivery) && delivery.take_back()
             })
         };
         let assigned = self.slots[worker].assigned.iter().rev().copied();

@@ -5,9 +5,7 @@ use std::time::Duration;
 
 use futures_util::future::{AbortHandle, Abortable};
 use pillarbox_core::clock::{after, later};
-use pillarbox_core::{
-    Counts, Delivery, Error, Queue, Receipt, Receive, Result, Sent, Settle, SettleAction,
-};
+use pillarbox_core::{Counts, Delivery, Error, Queue, Receive, Result, Sent, Settle};
 use tokio::time::Instant;
 
 use super::Driver;
@@ -21,7 +19,7 @@ use crate::log::DELIVERIES;
 pub(super) enum CallResult {
     Fetched { source: usize, result: Result<Vec<Delivery>> },
     FetchAborted,
-    Settled { source: usize, kind: SettleKind, result: Result<Vec<Result<()>>> },
+    Settled { source: usize, kind: SettleKind, call: u64, result: Result<Vec<Result<()>>> },
     Sent { queue: Arc<dyn Queue>, origins: Vec<SendOrigin>, result: Result<Vec<Result<Sent>>> },
     Counted { source: usize, result: Result<Counts> },
     HooksRan { key: Key },
@@ -56,16 +54,16 @@ impl Driver {
         &mut self,
         source: usize,
         kind: SettleKind,
-        batch: Vec<(Receipt, SettleAction)>,
+        call: u64,
+        batch: Vec<Settle>,
     ) {
         let queue = self.queues[source].queue.clone();
         // Two of these must fit into what is left of a lease.
         let third = self.queues[source].visibility / 3;
         let limit = self.settings.call_timeout.min(third);
-        let batch = batch.into_iter().map(|(receipt, action)| Settle { receipt, action }).collect();
         self.calls.push(Box::pin(async move {
             let result = in_time(limit, &*queue, "settle", queue.settle(batch)).await;
-            CallResult::Settled { source, kind, result }
+            CallResult::Settled { source, kind, call, result }
         }));
     }
 
@@ -119,11 +117,11 @@ impl Driver {
                 }
                 self.inputs.push_back(Input::Fetched { source, result });
             }
-            CallResult::Settled { source, kind, result } => {
+            CallResult::Settled { source, kind, call, result } => {
                 match &result {
                     Ok(results) => {
                         self.tally.answered(source, Instant::now());
-                        self.log_refusals(source, kind, results);
+                        self.log_refusals(source, kind, call, results);
                     }
                     Err(error) => {
                         let call = if kind == SettleKind::Final { "settle" } else { "extend" };
@@ -132,7 +130,7 @@ impl Driver {
                     }
                 }
                 self.record_settle_error(source, &result);
-                self.inputs.push_back(Input::Settled { source, kind, result });
+                self.inputs.push_back(Input::Settled { source, kind, call, result });
             }
             CallResult::Sent { queue, origins, result } => {
                 self.outbox.call_ended(&queue);
@@ -213,12 +211,13 @@ impl Driver {
     }
 
     /// Logs why an entry was refused. Expired receipts are reported as lost leases instead.
-    fn log_refusals(&self, source: usize, kind: SettleKind, results: &[Result<()>]) {
+    fn log_refusals(&self, source: usize, kind: SettleKind, call: u64, results: &[Result<()>]) {
         let is_logged = |error: &&Error| !matches!(error, Error::ReceiptHandleExpired { .. });
         let errors = results.iter().map(|result| result.as_ref().err().filter(is_logged));
         if let Some((entry, error)) = errors.enumerate().find_map(|(n, error)| Some((n, error?))) {
             let queue = self.queues[source].queue.name();
-            let (message_id, worker_id) = self.dispatcher.settling(source, kind, entry).unzip();
+            let (message_id, worker_id) =
+                self.dispatcher.settling(source, kind, call, entry).unzip();
             tracing::warn!(
                 target: DELIVERIES,
                 %queue,

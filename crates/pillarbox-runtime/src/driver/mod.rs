@@ -29,8 +29,9 @@ use crate::dispatcher::{Action, Assignment, Dispatcher, Finished, Input, Key, Mo
 use crate::log::{CONTROL, DELIVERIES};
 use crate::metrics::{PoolMetrics, QueueMetrics};
 use crate::producer::SendRequest;
+use crate::report_queue::{ReportQueue, WorkerReport};
 use crate::stats::{StatsSnapshot, Tally};
-use crate::worker_task::{PoolContext, WorkerReport, WorkerTask, yield_behind_others};
+use crate::worker_task::{PoolContext, WorkerTask, yield_behind_others};
 
 /// The longest time between two turns while nobody watches the driver.
 const LONGEST_TURN: Duration = Duration::from_secs(3600);
@@ -50,7 +51,6 @@ pub(crate) struct MailboxQueues {
 #[derive(Debug, Clone)]
 pub(crate) struct DriverSettings {
     pub(crate) prefetch: usize,
-    pub(crate) result_buffer: usize,
     pub(crate) call_timeout: Duration,
     pub(crate) depth_every: Option<Duration>,
     /// The name of the worker pool.
@@ -64,11 +64,12 @@ pub(crate) struct Driver {
     /// Inputs that the dispatcher has not handled.
     inputs: VecDeque<Input>,
     /// The channels of the workers.
-    assignments: Vec<Option<mpsc::Sender<Assignment>>>,
+    assignments: Vec<Option<mpsc::Sender<Vec<Assignment>>>>,
     workers: JoinSet<()>,
     worker_of_task: HashMap<Id, usize>,
-    reports: mpsc::Receiver<WorkerReport>,
-    reports_sender: mpsc::Sender<WorkerReport>,
+    reports: Arc<ReportQueue>,
+    /// The reports that are being handled, kept for its memory.
+    taken: Vec<WorkerReport>,
     sends: mpsc::Receiver<SendRequest>,
     sends_closed: bool,
     /// Signals that the desired state has changed.
@@ -105,7 +106,6 @@ impl Driver {
         snapshot: StatsSnapshot,
     ) -> Self {
         let now = Instant::now();
-        let (reports_sender, reports) = mpsc::channel(settings.result_buffer);
         let queue_metrics = queues
             .iter()
             .map(|mailbox| QueueMetrics::new(&mailbox.queue, &mailbox.dead_letters))
@@ -115,8 +115,8 @@ impl Driver {
             assignments: Vec::new(),
             workers: JoinSet::new(),
             worker_of_task: HashMap::new(),
-            reports,
-            reports_sender,
+            reports: Arc::default(),
+            taken: Vec::new(),
             sends,
             sends_closed: false,
             desired_changed,
@@ -182,13 +182,12 @@ impl Driver {
     /// Takes in everything that is ready. Pending if nothing is.
     fn poll_inputs(&mut self, context: &mut Context<'_>) -> Poll<()> {
         let mut any = !self.inputs.is_empty();
-        let mut reports = Vec::new();
-        while let Poll::Ready(1..) = self.reports.poll_recv_many(context, &mut reports, 256) {
+        let mut taken = std::mem::take(&mut self.taken);
+        if self.reports.poll_take(context, &mut taken).is_ready() {
             any = true;
-            for report in reports.drain(..) {
-                self.worker_reported(report);
-            }
+            taken.drain(..).for_each(|report| self.worker_reported(report));
         }
+        self.taken = taken;
         while let Poll::Ready(Some(call)) = self.calls.poll_next_unpin(context) {
             any = true;
             self.call_ended(call);
@@ -199,9 +198,9 @@ impl Driver {
         while let Poll::Ready(Some(ended)) = self.workers.poll_join_next_with_id(context) {
             any = true;
             // What the worker reported before its end comes first.
-            while let Ok(report) = self.reports.try_recv() {
-                self.worker_reported(report);
-            }
+            let mut last = Vec::new();
+            self.reports.take(&mut last);
+            last.into_iter().for_each(|report| self.worker_reported(report));
             self.worker_ended(ended);
         }
         while let Poll::Ready(Some(())) = self.desired_changed.poll_recv(context) {
@@ -269,8 +268,10 @@ impl Driver {
         match action {
             Action::Fetch { source, max, waits } => self.fetch(source, max, waits),
             Action::CancelFetch { source } => self.cancel_fetch(source),
-            Action::Assign { worker, assignment } => self.assign(worker, assignment),
-            Action::Settle { source, kind, batch } => self.settle(source, kind, batch),
+            Action::Assign { worker, assignments } => self.assign(worker, assignments),
+            Action::Settle { source, kind, call, batch } => {
+                self.settle(source, kind, call, batch);
+            }
             Action::StoreDeadLetter(new) => self.store_dead_letter(new),
             Action::SendErrorReply { key } => self.send_error_reply(key),
             Action::ReportDeadLetter { key, reply_error } => {
@@ -287,26 +288,26 @@ impl Driver {
         }
     }
 
-    fn assign(&mut self, worker: usize, assignment: Assignment) {
-        let Assignment { key, source, attempt, .. } = assignment;
-        let message_id = assignment.message.id;
-        let is_sent = match &self.assignments[worker] {
-            // There is room: the dispatcher assigns no more than the channels hold.
-            Some(sender) => sender.try_send(assignment).is_ok(),
-            None => false,
+    fn assign(&mut self, worker: usize, assignments: Vec<Assignment>) {
+        if tracing::enabled!(target: DELIVERIES, tracing::Level::DEBUG) {
+            for Assignment { source, message, attempt, .. } in &assignments {
+                let queue = self.queues[*source].queue.name();
+                tracing::debug!(target: DELIVERIES, %queue, message_id = %message.id, attempt, worker_id = worker, "a message was dispatched");
+            }
+        }
+        // There is room: the dispatcher assigns no more than the channels hold.
+        let refused = match &self.assignments[worker] {
+            Some(sender) => sender.try_send(assignments).err().map(|error| error.into_inner()),
+            None => Some(assignments),
         };
-        if is_sent {
-            let queue = self.queues[source].queue.name();
-            tracing::debug!(target: DELIVERIES, %queue, %message_id, attempt, worker_id = worker, "a message was dispatched");
-        } else {
+        for Assignment { key, .. } in refused.into_iter().flatten() {
             self.inputs.push_back(Input::Returned { key, worker });
         }
     }
 
     fn start_worker(&mut self, worker: usize) {
         let (sender, assignments) = mpsc::channel(self.settings.prefetch + 1);
-        let reports = self.reports_sender.clone();
-        let task = WorkerTask::new(worker, assignments, reports, self.pool.clone());
+        let task = WorkerTask::new(worker, assignments, self.reports.clone(), self.pool.clone());
         if self.assignments.len() <= worker {
             self.assignments.resize_with(worker + 1, || None);
         }

@@ -204,7 +204,7 @@ impl<U: Send + Sync + 'static, O: Send + 'static> MainLoop<U, O> {
     /// # let backend = Mailboxes::new(MemoryBackend::new());
     /// # let sums: Mailbox<MainLoopRequest<u64>, MainLoopResult<u64>> = backend.mailbox("sums").unwrap();
     /// let main_loop = MainLoop::new(sums, |n: u64| async move { n + 1 })
-    ///     .worker(|worker| worker.retry(Backoff::constant(Duration::from_secs(5))).inbox(8));
+    ///     .worker(|worker| worker.retry(Backoff::constant(Duration::from_secs(5))).prefetch(8));
     /// ```
     pub fn worker(
         mut self,

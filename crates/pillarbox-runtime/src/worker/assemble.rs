@@ -49,7 +49,7 @@ pub(super) async fn run(
     let Channels { state, sends, desired_changed, drained: _drained } = channels;
     // What was requested before the start counts: a pause, a stop, a number of workers.
     let desired = *state.desired.borrow();
-    options.validate(desired.workers, mailboxes.len())?;
+    options.validate(desired.workers)?;
     for mailbox in &mailboxes {
         mailbox.options.validate(&*mailbox.queue)?;
     }
@@ -93,7 +93,6 @@ pub(super) async fn run(
     }
     let settings = DriverSettings {
         prefetch: options.prefetch,
-        result_buffer: options.result_buffer,
         call_timeout: options.call_timeout,
         depth_every: options.depth_every,
         name,

@@ -23,10 +23,13 @@ impl<T: 'static, R: 'static, C, S> Worker<T, R, C, S> {
         self
     }
 
-    /// Sets the number of messages that are prefetched for each worker, so that it need not wait for the next one.
-    /// Defaults to 1; more for handlers that take less time than a call of the queue.
-    pub fn inbox(mut self, messages: usize) -> Self {
-        self.pool.prefetch = messages;
+    /// Sets the largest number of messages that may wait in this process until a worker is free. Defaults to 256.
+    ///
+    /// The pool measures how long a fetch and a handler take, and prefetches what its workers will begin within about
+    /// one fetch: many messages if handlers are short, none if they are slow, so that no message waits here while
+    /// another process is idle. With 0, only messages that can begin at once are received.
+    pub fn prefetch(mut self, max: usize) -> Self {
+        self.pool.prefetch = max;
         self
     }
 

@@ -261,7 +261,7 @@ impl<T: Send + Sync + 'static, R: 'static, C: Send + Sync + 'static> ReadyWorker
                 return Err(Error::invalid(None, "run_iterations", value, "a single mailbox"));
             }
             let limit = limit_attempts(max_attempts, self.control());
-            self = self.workers(1).inbox(0).layer(limit);
+            self = self.workers(1).prefetch(0).layer(limit);
         }
         let (own, more, pool, channels) = self.into_parts();
         assemble::run(std::iter::once(own).chain(more).collect(), pool, channels).await

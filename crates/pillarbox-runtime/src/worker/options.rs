@@ -97,7 +97,7 @@ impl Default for PoolOptions {
     fn default() -> Self {
         Self {
             name: None,
-            prefetch: 1,
+            prefetch: 256,
             result_buffer: 128,
             producer_buffer: 128,
             dequeue_backoff: Duration::from_millis(50),

@@ -8,24 +8,18 @@ use super::options::{MAX_WAITING, MailboxOptions, PoolOptions};
 use crate::control::MAX_WORKERS;
 
 impl PoolOptions {
-    pub(super) fn validate(&self, workers: usize, mailboxes: usize) -> Result<()> {
+    pub(super) fn validate(&self, workers: usize) -> Result<()> {
         if let Some(error) = &self.refused {
             return Err(error.clone());
         }
         in_range("workers", workers, 1, MAX_WORKERS)?;
-        in_range("inbox", self.prefetch, 0, MAX_WAITING)?;
+        in_range("prefetch", self.prefetch, 0, MAX_WAITING)?;
         in_range("result_buffer", self.result_buffer, 1, MAX_WAITING)?;
         in_range("producer_buffer", self.producer_buffer, 1, MAX_WAITING)?;
         at_least(None, "dequeue_backoff", self.dequeue_backoff, 1)?;
         at_least(None, "call_timeout", self.call_timeout, 10)?;
         if let Some(every) = self.depth_every {
             at_least(None, "depth_every", every, 100)?;
-        }
-        let capacity = workers.saturating_mul(self.prefetch + 1);
-        if capacity < mailboxes {
-            let allowed = format!("at least {mailboxes}, one for each mailbox");
-            let what = "workers × (inbox + 1)";
-            return Err(Error::invalid(None, what, capacity.to_string(), allowed));
         }
         Ok(())
     }

@@ -15,7 +15,10 @@ use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
-use crate::common::memory::{backend, faulty, jobs, start_listening, started, wait_for_starts};
+use crate::common::memory::{
+    at_once_then_in, backend, faulty, jobs, slow_to_fetch, start_listening, started,
+    wait_for_starts,
+};
 
 async fn send(jobs: &Mailbox<u32>, count: u32) {
     let bodies: Vec<_> = (0..count).collect();
@@ -50,20 +53,20 @@ async fn a_pause_stops_the_fetching_until_resumed() {
 
 #[tokio::test(start_paused = true)]
 async fn a_stop_returns_unstarted_messages_at_once_and_finishes_the_rest() {
-    let jobs = jobs();
-    send(&jobs, 20).await;
+    let jobs = slow_to_fetch();
+    send(&jobs, 22).await;
     let is_last = Arc::new(AtomicBool::new(false));
     let worker = Worker::new(jobs.clone())
         .workers(2)
-        .inbox(3)
-        .handler(|_: u32| async { tokio::time::sleep(Duration::from_secs(5)).await })
+        .prefetch(6)
+        .handler(at_once_then_in(2, Duration::from_secs(5)))
         .on_shutdown({
             let is_last = is_last.clone();
             || async move { is_last.store(true, Ordering::SeqCst) }
         });
     let (running, mut events) = start_listening(worker);
     let control = running.control().clone();
-    wait_for_starts(&mut events, 2).await;
+    wait_for_starts(&mut events, 4).await;
     let start = Instant::now();
     control.stop();
     events.wait_for(|event| matches!(event, Event::Draining)).await.unwrap();
@@ -80,7 +83,7 @@ async fn a_stop_returns_unstarted_messages_at_once_and_finishes_the_rest() {
     assert_eq!(names.last(), Some(&("drained", 5)));
     let stats = running.join().await.unwrap();
     assert!(is_last.load(Ordering::SeqCst));
-    assert_eq!((stats.succeeded, stats.returned, stats.in_flight), (2, 6, 0));
+    assert_eq!((stats.succeeded, stats.returned, stats.in_flight), (4, 6, 0));
     assert_eq!(stats.state, State::Stopped);
     let counts = jobs.counts().await.unwrap();
     assert_eq!((counts.ready, counts.in_flight, counts.delayed), (18, 0, 0));
@@ -88,15 +91,13 @@ async fn a_stop_returns_unstarted_messages_at_once_and_finishes_the_rest() {
 
 #[tokio::test(start_paused = true)]
 async fn unstarted_messages_go_back_before_running_ones_end() {
-    let jobs = jobs();
-    send(&jobs, 4).await;
-    let worker = Worker::new(jobs.clone())
-        .workers(1)
-        .inbox(3)
-        .handler(|_: u32| async { tokio::time::sleep(Duration::from_secs(20)).await });
+    let jobs = slow_to_fetch();
+    send(&jobs, 5).await;
+    let worker =
+        Worker::new(jobs.clone()).workers(1).handler(at_once_then_in(1, Duration::from_secs(20)));
     let (running, mut events) = start_listening(worker);
     let control = running.control().clone();
-    started(&mut events).await;
+    wait_for_starts(&mut events, 2).await;
     let start = Instant::now();
     control.stop();
     for _ in 0..3 {
@@ -105,7 +106,49 @@ async fn unstarted_messages_go_back_before_running_ones_end() {
     assert_eq!(start.elapsed(), Duration::ZERO);
     let received = jobs.receive(Receive::up_to(10)).await.unwrap();
     assert_eq!(received.len(), 3, "others have them already");
-    assert_eq!(running.join().await.unwrap().succeeded, 1);
+    assert_eq!(running.join().await.unwrap().succeeded, 2);
+}
+
+/// Results of handlers that end at once are collected, but not for as long as the next handler takes.
+#[tokio::test(start_paused = true)]
+async fn a_result_does_not_wait_for_the_next_handler() {
+    let jobs = slow_to_fetch();
+    send(&jobs, 10).await;
+    let worker = Worker::new(jobs.clone())
+        .workers(1)
+        .without_timeout()
+        .handler(at_once_then_in(5, Duration::from_secs(3600)));
+    let (running, mut events) = start_listening(worker);
+    wait_for_starts(&mut events, 6).await;
+    let start = Instant::now();
+    running.control().stats().wait_for(|stats| stats.succeeded == 5).await.unwrap();
+    assert!(start.elapsed() < Duration::from_secs(1));
+    running.control().stop_now();
+    running.join().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn two_pools_share_slow_messages_and_keep_none_waiting() {
+    let jobs = jobs();
+    send(&jobs, 400).await;
+    let pools = [(); 2].map(|()| {
+        let slow = |_: u32| async { tokio::time::sleep(Duration::from_millis(100)).await };
+        Worker::new(jobs.clone()).workers(4).handler(slow).start()
+    });
+    let mut most = 0;
+    while jobs.approximate_count().await.unwrap() > 0 {
+        for pool in &pools {
+            most = most.max(pool.control().stats().borrow().in_flight);
+        }
+        tokio::time::sleep(Duration::from_millis(7)).await;
+    }
+    let mut succeeded = Vec::new();
+    for pool in pools {
+        succeeded.push(pool.stop().await.unwrap().succeeded);
+    }
+    assert_eq!(succeeded.iter().sum::<u64>(), 400);
+    assert!(succeeded.iter().all(|one| (180..=220).contains(one)), "{succeeded:?}");
+    assert!(most <= 5, "{most} in a pool of 4");
 }
 
 #[tokio::test(start_paused = true)]
@@ -284,7 +327,7 @@ async fn options_out_of_range_are_refused_before_any_message_is_received() {
     let same: Mailbox<DeadLetter> = jobs.with_codec(DeadLetterCodec(Raw));
     for odd in [
         worker().workers(0),
-        worker().inbox(usize::MAX),
+        worker().prefetch(usize::MAX),
         worker().result_buffer(0),
         worker().producer_buffer(0),
         worker().producer_buffer(usize::MAX),
@@ -306,8 +349,6 @@ async fn options_out_of_range_are_refused_before_any_message_is_received() {
     refused(worker().visibility(long).handler(handler).run().await, "visibility").await;
     refused(worker().visibility(Duration::ZERO).handler(handler).run().await, "visibility").await;
     refused(worker().poll(Duration::ZERO).handler(handler).run().await, "poll").await;
-    let crowd = worker().workers(1).inbox(0).handler(handler).and(worker().handler(handler));
-    refused(crowd.run().await, "one for each mailbox").await;
     assert_eq!(jobs.peek(1).await.unwrap()[0].message.delivery_count, 0);
 }
 
@@ -452,7 +493,7 @@ async fn the_depth_of_a_queue_is_in_the_stats_if_requested() {
     send(&jobs, 9).await;
     let worker = Worker::new(jobs.clone())
         .workers(1)
-        .inbox(0)
+        .prefetch(0)
         .depth_every(Duration::from_secs(1))
         .handler(|_: u32| async { tokio::time::sleep(Duration::from_secs(1)).await });
     let running = worker.start();
@@ -534,7 +575,7 @@ async fn a_stop_is_fast_with_any_number_of_prefetched_messages() {
     send(&jobs, 900).await;
     let worker = Worker::new(jobs.clone())
         .workers(8)
-        .inbox(64)
+        .prefetch(64)
         .handler(|_: u32| async { tokio::time::sleep(Duration::from_millis(100)).await });
     let (running, mut events) = start_listening(worker);
     started(&mut events).await;

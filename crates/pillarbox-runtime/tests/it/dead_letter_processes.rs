@@ -110,7 +110,7 @@ fn kill_9_while_dead_lettering_makes_one_dead_letter_of_each_and_loses_none(shar
         let queues = Queues::at(&shared).await;
         let sent = queues.send(ORDERS).await;
         let setup =
-            Setup { workers: 4, inbox: 8, results: 16, visibility: LEASE, retries: Some(9) };
+            Setup { workers: 4, prefetch: 32, results: 16, visibility: LEASE, retries: Some(9) };
         let (mut kills, mut both) = (0, 0);
         while kills < KILLS || both == 0 {
             kills += 1;
@@ -149,7 +149,7 @@ fn kill_9_while_replaying_loses_no_message_and_doubles_none(shared: SharedBacken
         let queues = Queues::at(&shared).await;
         let sent = queues.send(ORDERS).await;
         let setup =
-            Setup { workers: 4, inbox: 64, results: 64, visibility: TIMEOUT, retries: Some(9) };
+            Setup { workers: 4, prefetch: 256, results: 64, visibility: TIMEOUT, retries: Some(9) };
         let worker = start_worker(&shared, &setup);
         queues.until("dead", async |queues| queues.left().await == 0).await;
         worker.signal("TERM");

@@ -78,7 +78,7 @@ async fn a_handler_that_blocks_right_after_another_keeps_its_lease() {
     let jobs = jobs();
     let worker = Worker::new(jobs.clone())
         .workers(1)
-        .inbox(5)
+        .prefetch(5)
         .visibility(Duration::from_millis(900))
         .handler(|job: u32, Attempt(attempt): Attempt| async move {
             assert_eq!(attempt, 1, "its lease was lost");
@@ -195,7 +195,7 @@ async fn in_beat_mode_only_progress_keeps_a_lease() {
     jobs.send_batch(&[1, 2]).await.unwrap().all().unwrap();
     let worker = Worker::new(jobs.clone())
         .workers(2)
-        .inbox(0)
+        .prefetch(0)
         .without_timeout()
         .extend_while_beating()
         .cancel_when_lost()

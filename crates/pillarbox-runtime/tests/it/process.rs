@@ -22,11 +22,21 @@ use crate::common::worker_process::{Act, DEAD, Order, QUEUE, Setup, effects, sta
 /// The timeout of a step, long enough for a busy machine.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
-const SETUP: Setup =
-    Setup { workers: 4, inbox: 1, results: 16, visibility: Duration::from_secs(2), retries: None };
+const SETUP: Setup = Setup {
+    workers: 4,
+    prefetch: 4,
+    results: 16,
+    visibility: Duration::from_secs(2),
+    retries: None,
+};
 /// One message in hand at a time.
-const ALONE: Setup =
-    Setup { workers: 1, inbox: 0, results: 1, visibility: Duration::from_secs(1), retries: None };
+const ALONE: Setup = Setup {
+    workers: 1,
+    prefetch: 0,
+    results: 1,
+    visibility: Duration::from_secs(1),
+    retries: None,
+};
 
 on_both! {
     sigterm_under_load_finishes_running_handlers_and_returns_the_rest_at_once;
@@ -399,7 +409,7 @@ fn a_message_that_crashes_its_process_is_quarantined(shared: SharedBackend) {
         queues.send(orders[10..].iter().copied()).await;
 
         // Four workers with prefetched messages: others are in flight beside it until it is isolated.
-        let setup = Setup { retries: Some(RETRIES), workers: 4, inbox: 2, ..ALONE };
+        let setup = Setup { retries: Some(RETRIES), workers: 4, prefetch: 8, ..ALONE };
         let aborts = restart_until_done(&queues, &shared, &setup).await;
         // The start of the first delivery is not recorded, but only those of later ones.
         assert_eq!(aborts.len() as u32, RETRIES + 2, "{aborts:?}");

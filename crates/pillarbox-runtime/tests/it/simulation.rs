@@ -448,7 +448,7 @@ fn configure(
         .context(stage.clone())
         .handler(handle)
         .workers(random.random_range(1..6))
-        .inbox(random.random_range(0..4))
+        .prefetch(random.random_range(0..20))
         .visibility(stage.visibility)
         .poll(Duration::from_secs(random.random_range(1..20)))
         .timeout(stage.visibility.mul_f64(random.random_range(0.2..4.0)))

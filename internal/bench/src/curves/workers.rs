@@ -100,7 +100,7 @@ async fn drain(
     let seen = Seen::none_of(jobs);
     let worker = Worker::new(mailbox.clone()).context((seen.clone(), handler)).handler(handle);
     let start = Instant::now();
-    let running = worker.workers(workers).inbox(inbox).start();
+    let running = worker.workers(workers).prefetch(inbox).start();
     seen.all().await?;
     running.stop().await?;
     let elapsed = start.elapsed();

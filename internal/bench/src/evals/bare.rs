@@ -24,7 +24,7 @@ pub(super) fn run(kind: Kind, samples: u64) -> Result<[f64; 2]> {
         let answers: Mailbox<MainLoopResult<String>> = backend.mailbox("answers")?;
         let inputs: Vec<_> = (0..samples).map(input).collect();
         let main_loop = MainLoop::new(requests.clone(), |text: String| async move { text });
-        let running = main_loop.worker(|worker| worker.inbox(INBOX)).start();
+        let running = main_loop.worker(|worker| worker.prefetch(INBOX)).start();
         let begun = Instant::now();
         for batch in inputs.chunks(SENT) {
             let batch: Vec<_> =

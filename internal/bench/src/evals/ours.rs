@@ -46,7 +46,7 @@ pub(super) fn requests(backend: &Mailboxes) -> Result<EvalRequests<String, Strin
 pub(super) fn start(backend: &Mailboxes) -> Result<Running> {
     let adapter = |text: String| async move { text };
     let evals = EvalLoop::from_adapter(adapter, exact_match, requests(backend)?);
-    Ok(evals.worker(|worker| worker.inbox(INBOX)).start())
+    Ok(evals.worker(|worker| worker.prefetch(INBOX)).start())
 }
 
 pub(super) async fn submit(

@@ -17,7 +17,8 @@ pub(super) type Counting = ReadyWorker<Job, (), Seen>;
 
 /// Workers on a mailbox, which count the jobs they are given.
 pub(super) fn workers(mailbox: &Mailbox<Job>, inbox: usize, seen: &Seen) -> Counting {
-    Worker::new(mailbox.clone()).context(seen.clone()).handler(handle).workers(WORKERS).inbox(inbox)
+    let worker = Worker::new(mailbox.clone()).context(seen.clone()).handler(handle);
+    worker.workers(WORKERS).prefetch(inbox)
 }
 
 async fn handle(job: Job, Context(seen): Context<Seen>) -> Result<()> {

@@ -97,8 +97,6 @@ async fn run_demo(
         .context(simulation)
         .handler(worker::work)
         .workers(args.workers)
-        // A task takes longer than a fetch, so prefetching would not help.
-        .inbox(0)
         .retry(Backoff::linear(step, Duration::MAX))
         .max_deliveries(args.max_deliveries)
         .dead_letters(DlqPolicy::new())

@@ -1,10 +1,11 @@
 //! Queues in memory, and workers on them.
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use pillarbox_core::{Json, Mailbox, Mailboxes, MemoryBackend, NoReplies, QueueOptions};
+use pillarbox_core::{BoxFuture, Json, Mailbox, Mailboxes, MemoryBackend, NoReplies, QueueOptions};
 use pillarbox_runtime::{Event, Events, Runnable, Running};
-use pillarbox_testing::{FaultQueue, Faults};
+use pillarbox_testing::{Fault, FaultQueue, Faults, Operation};
 
 pub(crate) fn backend() -> Mailboxes {
     Mailboxes::new(MemoryBackend::new())
@@ -20,6 +21,29 @@ pub(crate) fn faulty(name: &str, faults: Faults, seed: u64) -> (Arc<FaultQueue>,
     let queue = backend().queue(name, QueueOptions::new()).expect("a queue");
     let faulty = FaultQueue::new(queue, faults, seed);
     (faulty.clone(), Mailbox::new(faulty, Json, NoReplies))
+}
+
+/// A mailbox whose receives take a second each. So workers whose handlers are short prefetch as much as they may.
+pub(crate) fn slow_to_fetch() -> Mailbox<u32> {
+    let (queue, mailbox) = faulty("jobs", Faults::none(), 0);
+    for _ in 0..100 {
+        queue.next(Operation::Receive, Fault::Delay(Duration::from_secs(1)));
+    }
+    mailbox
+}
+
+/// A handler that ends at once for the first jobs, and after a time for the others.
+pub(crate) fn at_once_then_in(
+    first: u32,
+    time: Duration,
+) -> impl Fn(u32) -> BoxFuture<'static, ()> + Clone + Send + Sync {
+    move |job| {
+        Box::pin(async move {
+            if job >= first {
+                tokio::time::sleep(time).await;
+            }
+        })
+    }
 }
 
 /// Starts a worker, and listens to its events from the start.

@@ -55,7 +55,7 @@ pub(crate) enum Act {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Setup {
     pub(crate) workers: usize,
-    pub(crate) inbox: usize,
+    pub(crate) prefetch: usize,
     pub(crate) results: usize,
     pub(crate) visibility: Duration,
     /// Number of retries, if there are dead letters.
@@ -65,7 +65,7 @@ pub(crate) struct Setup {
 impl Setup {
     /// The largest number of messages in flight.
     pub(crate) const fn max_in_flight(&self) -> usize {
-        self.workers * (self.inbox + 1) + self.results
+        self.workers + self.prefetch + self.results
     }
 }
 
@@ -94,7 +94,7 @@ fn work() {
         let mut worker = Worker::new(orders)
             .context(effects)
             .workers(setup.workers)
-            .inbox(setup.inbox)
+            .prefetch(setup.prefetch)
             .result_buffer(setup.results)
             .visibility(setup.visibility)
             .without_timeout();
