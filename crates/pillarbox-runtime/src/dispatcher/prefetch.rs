@@ -22,6 +22,8 @@ const HANDLERS: f64 = 32.0;
 const FETCHES_AHEAD: f64 = 2.0;
 /// The shortest time between two handlers of a worker, in seconds.
 const SHORTEST_HANDLER: f64 = 1e-6;
+/// The shortest time from a fetch to the start of its handlers, in seconds: threads are woken in between.
+const SHORTEST_FETCH: f64 = 100e-6;
 
 /// Moving averages of the time that a fetch and a handler take, in seconds.
 #[derive(Debug, Clone, Copy, Default)]
@@ -48,7 +50,7 @@ impl Pace {
         // A handler that has run for longer than the average will not end sooner than the average.
         let shortest = handler.max(SHORTEST_HANDLER);
         let per_second: f64 = busy_for.map(|time| 1.0 / shortest.max(time.as_secs_f64())).sum();
-        FETCHES_AHEAD * fetch * per_second
+        FETCHES_AHEAD * fetch.max(SHORTEST_FETCH) * per_second
     }
 }
 
@@ -152,6 +154,8 @@ mod tests {
         assert_eq!(pace(MS, 100 * MS).begun_within_a_fetch(idle(4)).round(), 0.0);
         let instant = pace(MS, Duration::ZERO).begun_within_a_fetch(idle(1));
         assert_eq!(instant.round(), 2_000.0, "a handler takes a microsecond at least");
+        let instant = pace(Duration::ZERO, MS / 100).begun_within_a_fetch(idle(1));
+        assert_eq!(instant.round(), 20.0, "a fetch takes 100 microseconds at least");
     }
 
     #[test]

@@ -55,7 +55,9 @@ fn days_ago(days: u32) -> SendOptions {
 async fn dead_orders(backend: &Mailboxes, orders: &[u32]) -> Mailbox<DeadLetter<u32>> {
     let jobs: Mailbox<u32> = backend.mailbox("orders").expect("a mailbox");
     jobs.send_batch(orders).await.expect("sent").all().expect("sent");
+    // One worker keeps the order.
     let worker = Worker::new(jobs)
+        .workers(1)
         .dead_letters(DlqPolicy::new())
         .handler(|order: u32| async move { Outcome::reject(format!("{order} is not wanted")) });
     worker.run_until_empty().await.expect("empty");
