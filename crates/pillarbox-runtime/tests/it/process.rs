@@ -191,7 +191,7 @@ fn sigterm_under_load_finishes_running_handlers_and_returns_the_rest_at_once(
 }
 
 fn kill_9_under_load_loses_nothing_and_repeats_only_unsettled_messages(shared: SharedBackend) {
-    const ORDERS: u64 = 1000;
+    const ORDERS: u64 = 2000;
     const KILLS: usize = 5;
     on_threads(async {
         let queues = Queues::at(&shared).await;
