@@ -37,9 +37,13 @@ impl Dispatcher {
             LeaseState::Acknowledged => return self.acknowledged(key, Duration::ZERO),
             LeaseState::Running | LeaseState::Lost => {}
         }
+        let is_returned = matches!(intent, Intent::Return);
         delivery.stage = Stage::Settling { intent };
         let (source, entry) = (delivery.source, SettleEntry::new(key, action, delivery.deadline));
         self.sources[source].batcher(SettleKind::Final).push(entry);
+        if is_returned {
+            self.sources[source].returned();
+        }
     }
 
     /// Makes the next settle calls, unless one is under way or the next try is not due.

@@ -165,6 +165,11 @@ impl Source {
         turn
     }
 
+    /// Takes in that a message went back before its turn had come.
+    pub(super) fn returned(&mut self) {
+        self.virtual_time -= 1.0 / f64::from(self.settings.weight.max(1));
+    }
+
     /// Marks the source busy. Time in which it had no messages is not made up for.
     pub(super) fn become_busy(&mut self, virtual_time: f64) {
         self.is_busy = true;
