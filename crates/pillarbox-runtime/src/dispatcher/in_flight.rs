@@ -156,11 +156,6 @@ impl InFlight {
     pub(super) fn is_waiting(&self) -> bool {
         (self.is_unassigned() || self.is_assigned()) && !self.lease.has_begun()
     }
-
-    /// Takes the delivery from the worker that it is assigned to, if any. Returns false if the worker has begun it.
-    pub(super) fn take_back(&self) -> bool {
-        self.is_unassigned() || self.is_assigned() && self.lease.take_back()
-    }
 }
 
 /// All deliveries in flight, by key.

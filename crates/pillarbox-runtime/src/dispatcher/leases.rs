@@ -86,6 +86,7 @@ impl Dispatcher {
         let is_unassigned = delivery.is_unassigned();
         self.report(key, DeliveryChange::LeaseLost);
         if is_unassigned {
+            self.unassigned.retain(|other| *other != key);
             self.in_flight.remove(key);
         }
     }

@@ -213,7 +213,7 @@ impl Dispatcher {
             Input::Starting { key } => self.record_start(key),
             Input::Finished(finished) => self.finished(finished, now),
             Input::Returned { key, worker } => self.returned(key, worker),
-            Input::Skipped { worker } => self.pop_assigned(worker, now),
+            Input::Skipped { worker } => self.skipped(worker, now),
             Input::Settled { source, kind, call, result } => {
                 self.settled(source, kind, call, result, now);
             }

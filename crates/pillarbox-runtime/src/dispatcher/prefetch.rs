@@ -67,11 +67,10 @@ impl Dispatcher {
         self.prefetch = (begun.round() as usize).min(self.settings.prefetch);
     }
 
-    /// Returns whether more deliveries may wait here than will be begun within about one fetch. Deliveries that were
-    /// taken back count until their worker has come to them.
-    fn may_have_surplus(&self) -> bool {
+    /// Returns the number of deliveries that wait here beyond those that will be begun within about one fetch.
+    fn surplus(&self) -> usize {
         let behind: usize = self.slots.iter().map(WorkerSlot::waiting).sum();
-        behind + self.unassigned.len() > self.prefetch + self.idle_workers()
+        (behind + self.unassigned.len()).saturating_sub(self.prefetch + self.idle_workers())
     }
 
     /// Returns deliveries to their queues if more wait here than will be begun within about one fetch: those whose
@@ -81,9 +80,10 @@ impl Dispatcher {
     }
 
     /// Gives way to deliveries that arrived late and whose turn comes earlier than that of others: those go back or
-    /// behind. What begins within about one fetch is not worth it.
+    /// behind. What begins within about two fetches is not worth it.
     pub(super) fn give_way(&mut self) {
-        if self.sources.len() == 1 || self.unassigned.is_empty() || !self.may_have_surplus() {
+        let has_none = self.sources.len() == 1 || self.unassigned.is_empty();
+        if has_none || self.surplus() <= self.prefetch {
             return;
         }
         let turn = |key: &Key| self.in_flight.get(*key).map(|delivery| delivery.turn);
@@ -94,14 +94,14 @@ impl Dispatcher {
         }
         self.return_surplus_after(first);
         for worker in 0..self.slots.len() {
-            let taken = self.take_back(worker, usize::MAX, |delivery| delivery.turn > first);
+            let taken = self.take_back_from(worker, usize::MAX, |delivery| delivery.turn > first);
             taken.into_iter().for_each(|key| self.reassign(key));
         }
     }
 
     /// Returns the surplus, except for deliveries whose turn has come by then.
     fn return_surplus_after(&mut self, turn: f64) {
-        if self.quarantine.is_isolating() || !self.may_have_surplus() {
+        if self.quarantine.is_isolating() || self.surplus() == 0 {
             return;
         }
         let waits = |delivery: &InFlight| delivery.is_waiting() && !delivery.is_lost();
@@ -109,14 +109,22 @@ impl Dispatcher {
         let mut waiting: Vec<_> = all.map(|(key, delivery)| (delivery.turn, key)).collect();
         waiting.sort_by(|(a, _), (b, _)| a.total_cmp(b));
         let kept = waiting.partition_point(|(other, _)| *other <= turn);
-        let kept = kept.max(self.prefetch + self.idle_workers()).min(waiting.len());
+        let kept = kept.max(self.prefetch + self.free_workers()).min(waiting.len());
         for (_, key) in waiting.split_off(kept) {
             // A worker may begin it just now.
-            if self.in_flight.get(key).is_some_and(InFlight::take_back) {
+            if self.may_return(key) && self.take_back(key) {
                 self.settle(key, Intent::Return);
             }
         }
         self.unassigned.retain(|key| self.in_flight.get(*key).is_some_and(InFlight::is_unassigned));
+    }
+
+    /// Returns whether a delivery may go back unasked. If the backend counts it as an attempt, only the first may:
+    /// otherwise a message could become a dead letter because busy processes pass it on.
+    fn may_return(&self, key: Key) -> bool {
+        let is_exact = |source: usize| self.sources[source].settings.quarantine.is_exact;
+        let delivery = self.in_flight.get(key);
+        delivery.is_some_and(|it| is_exact(it.source) || it.message.delivery_count <= 1)
     }
 }
 

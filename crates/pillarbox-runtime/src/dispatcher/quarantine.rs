@@ -193,7 +193,7 @@ impl Dispatcher {
     /// Returns everything that no handler has started on, except one delivery.
     fn return_unstarted_except(&mut self, first: Key) {
         for worker in 0..self.slots.len() {
-            for key in self.take_back(worker, usize::MAX, |_| true) {
+            for key in self.take_back_from(worker, usize::MAX, |_| true) {
                 self.settle(key, Intent::Return);
             }
         }
@@ -204,6 +204,7 @@ impl Dispatcher {
             .map(|(key, _)| key)
             .collect();
         unassigned.into_iter().for_each(|key| self.settle(key, Intent::Return));
+        self.unassigned.clear();
     }
 
     /// Releases a message to be isolated because another one runs first.

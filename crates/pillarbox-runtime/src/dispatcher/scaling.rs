@@ -60,14 +60,14 @@ impl Dispatcher {
     pub(super) fn reassign_from_stopping(&mut self) {
         for worker in 0..self.slots.len() {
             if self.slots[worker].state == SlotState::Stopping {
-                let taken = self.take_back(worker, usize::MAX, |_| true);
+                let taken = self.take_back_from(worker, usize::MAX, |_| true);
                 taken.into_iter().for_each(|key| self.reassign(key));
             }
         }
     }
 
     pub(super) fn worker_ended(&mut self, worker: usize) {
-        let unstarted = self.take_back(worker, usize::MAX, |_| true);
+        let unstarted = self.take_back_from(worker, usize::MAX, |_| true);
         let slot = std::mem::replace(&mut self.slots[worker], WorkerSlot::vacant());
         // What it handled when it ended without a report has neither failed nor succeeded, as far as is known.
         let started: Vec<_> = self

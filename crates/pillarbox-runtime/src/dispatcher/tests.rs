@@ -1500,6 +1500,108 @@ fn a_mailbox_with_more_right_goes_before_what_waits_for_slow_handlers() {
     assert_eq!(order[..6], [paying; 6], "{order:?}");
 }
 
+/// What was taken back from a worker stays in its channel until the worker comes to it.
+#[test]
+fn what_was_taken_back_from_busy_workers_keeps_no_room_from_the_others() {
+    let mut bench = Bench::one(4, 4);
+    bench.deliver(0, 20);
+    // The handlers turn out to be slow, those of three workers very slow.
+    bench.pace = None;
+    bench.dispatcher.pace = Pace::default();
+    for worker in 0..3 {
+        let first = bench.assigned.iter().find(|(of, _)| *of == worker).expect("an assignment");
+        assert!(first.1.lease.begin());
+    }
+    while let Some(next) = bench.assigned.iter().position(|(worker, _)| *worker == 3) {
+        let next = bench.assigned.remove(next).expect("an assignment");
+        bench.assigned.push_front(next);
+        bench.finish(Verdict::Done);
+        bench.answer_all();
+    }
+    assert_eq!((bench.dispatcher.in_flight(), bench.fetches[0]), (3, Some(1)), "it is idle");
+}
+
+#[test]
+fn what_free_workers_are_about_to_begin_does_not_go_back() {
+    let mut bench = Bench::new(4, 0, &[settings(), settings()]);
+    bench.deliver(1, 0);
+    bench.deliver(0, 1);
+    let max = bench.fetches[0].expect("a fetch");
+    bench.deliver(0, max);
+    assert_eq!(bench.assigned.len(), 4, "none has begun");
+    bench.pass(LONGEST_WAIT - Duration::from_millis(1));
+    bench.deliver(1, 1);
+    bench.pass(Duration::from_millis(1));
+    let returned: usize = bench.calls.iter().map(|call| call.2.len()).sum();
+    assert!(returned <= 1, "{returned} went back");
+}
+
+#[test]
+fn a_message_that_goes_back_does_not_count_against_its_mailbox() {
+    let weighed = [9, 1].map(|weight| SourceSettings { weight, ..settings() });
+    let mut bench = Bench::new(2, 16, &weighed);
+    bench.deliver(0, 0);
+    bench.deliver(1, 1);
+    let max = bench.fetches[1].expect("a fetch");
+    bench.deliver(1, max);
+    (0..2).for_each(|worker| {
+        let first = bench.assigned.iter().find(|(of, _)| *of == worker).expect("an assignment");
+        assert!(first.1.lease.begin());
+    });
+    bench.pace = None;
+    bench.dispatcher.pace = Pace::default();
+    bench.pass(LONGEST_WAIT);
+    bench.accept(&[RELEASE; 32]);
+    assert_eq!(bench.dispatcher.sources[1].virtual_time.round(), 2.0, "two were begun");
+}
+
+#[test]
+fn the_order_of_what_waits_survives_a_lost_lease() {
+    let short = SourceSettings { visibility: LEASE / 10, ..settings() };
+    let mut bench = Bench::new(1, 0, &[settings(), short, settings()]);
+    bench.deliver(0, 1);
+    assert!(bench.assigned[0].1.lease.begin());
+    for (source, virtual_time) in [(0, 10.0), (1, 20.0), (2, 30.0)] {
+        let key = waiting(&mut bench, source, virtual_time);
+        assert!(bench.dispatcher.unassigned.contains(&key));
+    }
+    let lost = bench.dispatcher.unassigned[1];
+    bench.dispatcher.lose(lost);
+    waiting(&mut bench, 0, 5.0);
+    let turns: Vec<_> = bench
+        .dispatcher
+        .unassigned
+        .iter()
+        .map(|key| bench.dispatcher.in_flight.get(*key).expect("in flight").turn)
+        .collect();
+    assert_eq!(turns, [5.0, 10.0, 30.0]);
+}
+
+/// Lets a delivery with this turn wait for a worker.
+fn waiting(bench: &mut Bench, source: usize, turn: f64) -> Key {
+    let id = MessageId::new();
+    let message = RawMessage::new(id, "x", Timestamp::now());
+    let receipt = Receipt::new(id, Nonce::random());
+    let delivery = InFlight::new(source, message, receipt, 1, turn, bench.now, bench.now + LEASE);
+    let key = bench.dispatcher.in_flight.insert(delivery);
+    bench.dispatcher.assign(key);
+    key
+}
+
+#[test]
+fn a_message_goes_back_once_if_its_queue_counts_that() {
+    let inexact = quarantining(5, false);
+    for (delivery_count, goes_back) in [(1, true), (2, false)] {
+        let mut bench = Bench::new(1, 1, &[inexact]);
+        bench.deliver_nth(0, 2, delivery_count);
+        assert!(bench.assigned[0].1.lease.begin());
+        bench.pace = None;
+        bench.dispatcher.pace = Pace::default();
+        bench.pass(LONGEST_WAIT);
+        assert_eq!(!bench.calls.is_empty(), goes_back, "{delivery_count}");
+    }
+}
+
 #[test]
 fn full_batches_are_settled_without_waiting_for_each_other() {
     let small = SourceSettings { max_batch: 2, ..settings() };
@@ -1523,7 +1625,8 @@ fn full_batches_are_settled_without_waiting_for_each_other() {
     assert_eq!(bench.dispatcher.in_flight(), 2);
 }
 
-/// In any order of inputs, the capacity is never exceeded, and at the end nothing is in flight.
+/// In any order of inputs and at any pace, the capacity is never exceeded and not left unused, no delivery is begun
+/// after it was taken back, and at the end nothing is in flight.
 #[test]
 fn random_inputs_never_break_the_invariants() {
     for seed in 0..300 {
@@ -1551,6 +1654,8 @@ fn random_inputs_never_break_the_invariants() {
             let requested: usize = bench.fetches.iter().flatten().sum();
             let used = (assigned, requested);
             assert!(assigned + requested <= capacity, "seed {seed}: {used:?} of {capacity}");
+            assert!(!is_stalled(&bench), "seed {seed}: no receive although a worker is idle");
+            assert_current(&bench, seed);
         }
         bench.stop(Stop::Graceful);
         while !bench.assigned.is_empty() {
@@ -1578,8 +1683,65 @@ fn random_inputs_never_break_the_invariants() {
     }
 }
 
+/// Returns whether there are more workers than deliveries for them, and yet no receive is under way.
+fn is_stalled(bench: &Bench) -> bool {
+    let dispatcher = &bench.dispatcher;
+    let is_receiving = dispatcher.mode == Mode::Running && !dispatcher.quarantine.is_isolating();
+    let is_held = |stage: &Stage| match stage {
+        Stage::Unassigned => true,
+        Stage::Assigned { worker } => dispatcher.slots[*worker].is_active(),
+        _ => false,
+    };
+    let held = dispatcher.in_flight.iter().filter(|(_, it)| is_held(&it.stage)).count();
+    is_receiving
+        && dispatcher.idle_workers() > 0
+        && held < dispatcher.active_workers()
+        && dispatcher.in_flight() < dispatcher.slots.len() + dispatcher.settings.result_buffer
+        && bench.fetches.iter().all(Option::is_none)
+        && dispatcher.sources.iter().any(Source::can_fetch)
+}
+
+/// Asserts that what waits is in turn, and that no worker can begin an assignment that is not the current one of its
+/// delivery.
+fn assert_current(bench: &Bench, seed: u64) {
+    let in_flight = &bench.dispatcher.in_flight;
+    let unassigned = bench.dispatcher.unassigned.iter();
+    let turns = unassigned.map(|key| in_flight.get(*key).expect("in flight").turn);
+    assert!(turns.is_sorted(), "seed {seed}");
+    for (worker, Assignment { key, lease, .. }) in &bench.assigned {
+        let delivery = in_flight.get(*key);
+        let is_current =
+            delivery.is_some_and(|it| it.is_assigned_to(*worker) && Arc::ptr_eq(&it.lease, lease));
+        assert!(is_current || lease.has_begun() || !lease.take_back(), "seed {seed}");
+        let of_key = bench.assigned.iter().filter(|(_, other)| other.key == *key);
+        let begun = of_key.filter(|(_, other)| other.lease.has_begun()).count();
+        assert!(begun <= 1, "seed {seed}");
+    }
+}
+
+/// Moves the next assignment of a random worker to the front.
+fn choose_worker(bench: &mut Bench, random: &mut StdRng) {
+    let (worker, _) = bench.assigned[random.random_range(0..bench.assigned.len())];
+    let next = bench.assigned.iter().position(|(of, _)| *of == worker);
+    let next = next.and_then(|index| bench.assigned.remove(index)).expect("an assignment");
+    bench.assigned.push_front(next);
+}
+
 fn step(bench: &mut Bench, random: &mut StdRng, max_workers: &mut usize) {
-    match random.random_range(0..12) {
+    if random.random_range(0..10) == 0 {
+        // From handlers that are much slower than fetches to such that are much quicker.
+        let mut pace = Pace::default();
+        pace.fetched(Duration::from_millis(1));
+        pace.handled(Duration::from_micros(random.random_range(1..3_000)));
+        bench.pace = [Some(slow_fetches()), Some(pace), None][random.random_range(0..3)];
+    }
+    if !bench.assigned.is_empty() {
+        choose_worker(bench, random);
+    }
+    match random.random_range(0..13) {
+        12 if !bench.assigned.is_empty() => {
+            let _ = bench.assigned[0].1.lease.begin();
+        }
         0..4 => {
             let source = random.random_range(0..bench.fetches.len());
             if let Some(max) = bench.fetches[source] {
@@ -1622,7 +1784,7 @@ fn step(bench: &mut Bench, random: &mut StdRng, max_workers: &mut usize) {
         10 => match random.random_range(0..6) {
             0 => bench.desire(|desired| desired.is_paused = !desired.is_paused),
             1 => {
-                let workers = random.random_range(3..6);
+                let workers = random.random_range(0..6);
                 *max_workers = workers.max(*max_workers);
                 bench.desire(|desired| desired.workers = workers);
             }

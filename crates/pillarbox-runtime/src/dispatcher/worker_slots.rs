@@ -17,6 +17,8 @@ pub(super) struct WorkerSlot {
     /// Deliveries that were assigned to the worker and that it has not reported on, in order: it handles the
     /// first.
     assigned: VecDeque<Key>,
+    /// Number of them that were taken back. The worker skips them when it comes to them.
+    taken_back: usize,
     /// When the worker came to the first, if there is one.
     busy_since: Option<Instant>,
 }
@@ -31,17 +33,17 @@ pub(super) enum SlotState {
 
 impl WorkerSlot {
     pub(super) const fn vacant() -> Self {
-        Self { state: SlotState::Vacant, assigned: VecDeque::new(), busy_since: None }
+        let state = SlotState::Vacant;
+        Self { state, assigned: VecDeque::new(), taken_back: 0, busy_since: None }
     }
 
     pub(super) fn is_active(&self) -> bool {
         self.state == SlotState::Active
     }
 
-    /// Returns the number of deliveries assigned to the worker, including those that were taken back and that
-    /// it has not come to.
+    /// Returns the number of deliveries assigned to the worker, without those that were taken back.
     pub(super) fn load(&self) -> usize {
-        self.assigned.len()
+        self.assigned.len().saturating_sub(self.taken_back)
     }
 
     /// Returns the number of deliveries behind the one that the worker handles.
@@ -76,11 +78,32 @@ impl WorkerSlot {
         self.assigned.pop_front();
         self.busy_since = Some(now);
     }
+
+    /// Removes the first delivery, which was taken back.
+    fn skip(&mut self, now: Instant) {
+        self.pop(now);
+        self.taken_back = self.taken_back.saturating_sub(1);
+    }
 }
 
 impl Dispatcher {
     pub(super) fn idle_workers(&self) -> usize {
         self.slots.iter().filter(|slot| slot.is_idle()).count()
+    }
+
+    /// Returns the number of active workers that have begun no delivery: the idle ones, and those that are about to
+    /// begin.
+    pub(super) fn free_workers(&self) -> usize {
+        let has_begun = |worker: usize, key: &Key| {
+            let delivery = self.in_flight.get(*key);
+            delivery.is_some_and(|it| it.is_assigned_to(worker) && it.lease.has_begun())
+        };
+        let active = self.slots.iter().enumerate().filter(|(_, slot)| slot.is_active());
+        active
+            .filter(|(worker, slot)| {
+                !slot.assigned.front().is_some_and(|it| has_begun(*worker, it))
+            })
+            .count()
     }
 
     /// Lets a delivery wait for a worker, in its turn.
@@ -110,7 +133,7 @@ impl Dispatcher {
         let distance = |worker: usize| (worker + count - next_slot) % count;
         let mut by_load: BinaryHeap<_> = (0..count)
             .filter(|worker| self.slots[*worker].is_active())
-            .map(|worker| Reverse((self.slots[worker].load(), distance(worker), worker)))
+            .map(|worker| Reverse((self.slots[worker].assigned.len(), distance(worker), worker)))
             .collect();
         let mut batches: Vec<Vec<Assignment>> = Vec::new();
         batches.resize_with(count, Vec::new);
@@ -152,10 +175,19 @@ impl Dispatcher {
         }
     }
 
+    /// Removes a delivery that was taken back from the slot of the worker that has come to it.
+    pub(super) fn skipped(&mut self, worker: usize, now: Instant) {
+        if let Some(slot) = self.slots.get_mut(worker) {
+            slot.skip(now);
+        }
+    }
+
     /// Takes in a delivery that did not reach its worker, or that the worker declined.
     pub(super) fn returned(&mut self, key: Key, worker: usize) {
         if let Some(slot) = self.slots.get_mut(worker) {
-            slot.assigned.retain(|other| *other != key);
+            // An earlier assignment of it may have been taken back, and is still in the channel.
+            let last = slot.assigned.iter().rposition(|other| *other == key);
+            last.and_then(|index| slot.assigned.remove(index));
         }
         if self.in_flight.get(key).is_some_and(|delivery| delivery.is_assigned_to(worker)) {
             self.reassign(key);
@@ -169,10 +201,10 @@ impl Dispatcher {
             let mut busy: Vec<_> =
                 (0..self.slots.len()).filter(|worker| self.slots[*worker].waiting() > 0).collect();
             busy.sort_by_key(|worker| Reverse(self.slots[*worker].load()));
-            // What waits behind a worker may have been taken back already.
+            // A worker may begin what waits behind it just now.
             let taken = busy.into_iter().find_map(|worker| {
                 let half = self.slots[worker].waiting().div_ceil(2);
-                let taken = self.take_back(worker, half, |_| true);
+                let taken = self.take_back_from(worker, half, |_| true);
                 (!taken.is_empty()).then_some(taken)
             });
             let Some(taken) = taken else { return };
@@ -182,20 +214,34 @@ impl Dispatcher {
     }
 
     /// Takes back up to `max` deliveries that a worker has not begun, the last ones first.
-    pub(super) fn take_back(
-        &self,
+    pub(super) fn take_back_from(
+        &mut self,
         worker: usize,
         max: usize,
         is_wanted: impl Fn(&InFlight) -> bool,
     ) -> Vec<Key> {
-        let is_taken = |key: Key| {
-            self.in_flight.get(key).is_some_and(|delivery| {
-                delivery.is_assigned_to(worker) && is_wanted(delivery) && delivery.take_back()
+        let is_taken = |key: &Key| {
+            self.in_flight.get(*key).is_some_and(|delivery| {
+                delivery.is_assigned_to(worker) && is_wanted(delivery) && delivery.lease.take_back()
             })
         };
         let assigned = self.slots[worker].assigned.iter().rev().copied();
-        let mut taken: Vec<Key> = assigned.filter(|key| is_taken(*key)).take(max).collect();
+        let mut taken: Vec<Key> = assigned.filter(is_taken).take(max).collect();
+        self.slots[worker].taken_back += taken.len();
         taken.reverse();
         taken
+    }
+
+    /// Takes back a delivery that no worker has begun. Returns false if one has.
+    pub(super) fn take_back(&mut self, key: Key) -> bool {
+        let Some(delivery) = self.in_flight.get(key) else { return false };
+        match delivery.stage {
+            Stage::Unassigned => true,
+            Stage::Assigned { worker } if delivery.lease.take_back() => {
+                self.slots[worker].taken_back += 1;
+                true
+            }
+            _ => false,
+        }
     }
 }
