@@ -3,7 +3,6 @@
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::task::Poll;
-use std::time::Duration;
 
 use futures_util::FutureExt;
 use pillarbox_core::Queue;
@@ -21,7 +20,7 @@ use crate::mailbox_service::{MailboxService, UndecodedRequest};
 use crate::outcome::{Failure, FailureKind, Outcome, Verb};
 use crate::producer::SendChannel;
 use crate::pulse::WorkerPulse;
-use crate::report_queue::{ReportQueue, WorkerReport};
+use crate::report_queue::{CollectedReports, ReportQueue, WorkerReport};
 use crate::request::{Metadata, WorkerId};
 use crate::retry_policy::RetryPolicy;
 use crate::trace::{SpanRelation, TraceContext};
@@ -31,19 +30,11 @@ use crate::verdict::Verdict;
 const NOT_ACKNOWLEDGED: &str = "the handler returned Outcome::settled() but acknowledged its message in no transaction: call \
      transaction::acknowledge first, or return Outcome::done()";
 
-/// The longest time for which reports are collected. A handler that waits for something does not delay them: only one
-/// that blocks its thread does.
-const COLLECT: Duration = Duration::from_micros(50);
-
 /// One worker.
 pub(crate) struct WorkerTask {
     id: usize,
     assignments: mpsc::Receiver<Vec<Assignment>>,
-    reports: Arc<ReportQueue>,
-    /// Reports of handlers that ended at once, not passed on.
-    collected: Vec<WorkerReport>,
-    /// When the first of them was made.
-    collected_since: Option<Instant>,
+    reports: CollectedReports,
     /// One service per mailbox.
     services: Vec<Box<dyn MailboxService>>,
     pulse: Arc<WorkerPulse>,
@@ -75,8 +66,8 @@ impl WorkerTask {
     ) -> Self {
         let services = pool.mailboxes.iter().map(|it| it.prototype.clone_boxed()).collect();
         let pulse = pool.control.pulse.worker(id);
-        let (collected, collected_since) = (Vec::new(), None);
-        Self { id, assignments, reports, collected, collected_since, services, pulse, pool }
+        let reports = CollectedReports::new(reports);
+        Self { id, assignments, reports, services, pulse, pool }
     }
 
     /// Works until the channel of assignments is closed and empty, or the driver has ended.
@@ -92,25 +83,23 @@ impl WorkerTask {
                 } else {
                     WorkerReport::Skipped { worker: self.id }
                 };
-                self.collected.push(report);
-                let now = Instant::now();
-                if now - *self.collected_since.get_or_insert(now) >= COLLECT {
-                    if !self.pass_on() {
+                if self.reports.add(report, Instant::now()) {
+                    if !self.reports.pass_on() {
                         return;
                     }
                     yield_behind_others().await;
                 }
             }
-            if self.assignments.is_empty() && !self.pass_on() {
-                return;
+            if self.assignments.is_empty() {
+                if !self.reports.pass_on() {
+                    return;
+                }
+                // Some may have come just before the driver was woken.
+                if !self.assignments.is_empty() {
+                    yield_behind_others().await;
+                }
             }
         }
-    }
-
-    /// Passes the collected reports on. Returns false if the driver has ended.
-    fn pass_on(&mut self) -> bool {
-        self.collected_since = None;
-        self.reports.add(&mut self.collected)
     }
 
     async fn work(&mut self, assignment: Assignment) -> WorkerReport {
@@ -119,8 +108,8 @@ impl WorkerTask {
         let worker = self.id;
         if must_record_start {
             // If the driver has ended, the delivery is not run.
-            self.collected.push(WorkerReport::Starting { key });
-            let may_run = self.pass_on() && lease.started().await;
+            self.reports.add(WorkerReport::Starting { key }, Instant::now());
+            let may_run = self.reports.pass_on() && lease.started().await;
             if !may_run && !lease.is_lost() {
                 return WorkerReport::Declined { key, worker };
             }
@@ -170,23 +159,14 @@ impl WorkerTask {
             let service = &mut self.services[source];
             let guarded = AssertUnwindSafe(async { service.serve(request).await });
             let guarded = guarded.catch_unwind().instrument(span.clone());
-            let mut ending = std::pin::pin!(async {
+            let ending = async {
                 tokio::select! {
                     biased;
                     ended = guarded => Some(ended),
                     () = lease.cancelled() => None,
                 }
-            });
-            std::future::poll_fn(|context| {
-                let ended = ending.as_mut().poll(context);
-                if ended.is_pending() {
-                    // It may take long, so earlier results are passed on.
-                    self.collected_since = None;
-                    self.reports.add(&mut self.collected);
-                }
-                ended
-            })
-            .await
+            };
+            self.reports.pass_on_while_pending(ending).await
         };
         let took = Some(start.elapsed());
         // Tasks and threads that the handler left behind can no longer acknowledge.
@@ -214,7 +194,8 @@ impl WorkerTask {
         if let Verdict::Failed { failure, disposition } = &verdict
             && hooks.has_on_failure()
         {
-            hooks.failed(FailedAttempt::new(about(), failure, disposition)).await;
+            let hooks = hooks.failed(FailedAttempt::new(about(), failure, disposition));
+            self.reports.pass_on_while_pending(hooks).await;
         }
         WorkerReport::Finished(Finished { key, source, worker, verdict, took })
     }

@@ -127,6 +127,58 @@ async fn a_result_does_not_wait_for_the_next_handler() {
     running.join().await.unwrap();
 }
 
+/// In real time, since the next handler blocks its thread.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_result_that_took_its_time_does_not_wait_for_a_handler_that_blocks() {
+    let (queue, jobs) = faulty("jobs", Faults::none(), 0);
+    for _ in 0..100 {
+        queue.next(Operation::Receive, Fault::Delay(Duration::from_millis(20)));
+    }
+    send(&jobs, 10).await;
+    let (end, ended) = std::sync::mpsc::channel::<()>();
+    let ended = Arc::new(std::sync::Mutex::new(ended));
+    let worker = Worker::new(jobs.clone()).workers(1).without_timeout().handler(move |job: u32| {
+        let ended = ended.clone();
+        async move {
+            match job {
+                // As a computation would.
+                1 => std::thread::sleep(Duration::from_millis(1)),
+                2 => drop(ended.lock().expect("the receiver").recv()),
+                _ => {}
+            }
+        }
+    });
+    let running = worker.start();
+    let mut stats = running.control().stats();
+    let settled = stats.wait_for(|stats| stats.succeeded >= 2);
+    tokio::time::timeout(Duration::from_secs(30), settled).await.expect("settled").unwrap();
+    drop(end);
+    running.control().stats().wait_for(|stats| stats.succeeded == 10).await.unwrap();
+    running.stop().await.unwrap();
+}
+
+/// What waits behind them goes back, but stays in their channels until they end.
+#[tokio::test(start_paused = true)]
+async fn workers_with_very_slow_handlers_do_not_keep_messages_from_the_others() {
+    let jobs = slow_to_fetch();
+    send(&jobs, 20).await;
+    let worker = Worker::new(jobs.clone()).workers(4).prefetch(8).without_timeout().handler(
+        |job: u32| async move {
+            match job {
+                0..4 => {}
+                4..7 => tokio::time::sleep(Duration::from_secs(2 * 3600)).await,
+                _ => tokio::time::sleep(Duration::from_secs(60)).await,
+            }
+        },
+    );
+    let running = worker.start();
+    let start = Instant::now();
+    running.control().stats().wait_for(|stats| stats.succeeded == 17).await.unwrap();
+    assert!(start.elapsed() < Duration::from_secs(3600), "{:?}", start.elapsed());
+    running.control().stop_now();
+    running.join().await.unwrap();
+}
+
 #[tokio::test(start_paused = true)]
 async fn two_pools_share_slow_messages_and_keep_none_waiting() {
     let jobs = jobs();
