@@ -12,6 +12,7 @@ use crate::delivery_event::DeliveryChange;
 impl Dispatcher {
     /// Extends the leases that are due, and loses those that expired.
     pub(super) fn renew(&mut self, now: Instant) {
+        let mut has_returned = false;
         for source in 0..self.sources.len() {
             for key in self.sources[source].batcher(SettleKind::Extension).take_expired(now) {
                 if self.in_flight.get(key).is_some_and(|delivery| !delivery.is_settling()) {
@@ -24,7 +25,7 @@ impl Dispatcher {
                 if delivery.lease_state != LeaseState::Running || delivery.is_settling() {
                     continue;
                 }
-                if delivery.is_waiting() {
+                if delivery.is_waiting() && !std::mem::replace(&mut has_returned, true) {
                     self.return_surplus();
                 }
                 let Some(delivery) = self.in_flight.get(key).filter(|it| !it.is_settling()) else {
