@@ -219,6 +219,8 @@ async fn a_crash_between_any_two_steps_of_a_consumer_that_replays_loses_no_messa
         let consume = async |stage: &Stage| {
             let replay = |_: DeadLetter<u32>| async { DlqAction::replay() };
             let consumer = DlqConsumer::new(stage.dead.clone(), replay).replay_to(&stage.jobs);
+            // One at a time, for as many steps as possible.
+            let consumer = consumer.worker(|worker| worker.workers(1).prefetch(0));
             consumer.visibility(LEASE).run_until_empty().await.expect("empty")
         };
         let ending = stage.ending(&crash);
