@@ -48,10 +48,23 @@ pub(crate) struct Line {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Role {
+    /// Pillarbox with default settings.
     Ours,
+    /// Pillarbox with other settings, or under other conditions.
+    Variant,
     /// The same work without the guarantees of a queue.
     Limit,
     Peer,
+}
+
+impl Role {
+    /// The name of a contestant with this role, as tables show it.
+    pub(crate) fn title(self, name: &str) -> String {
+        match self {
+            Self::Limit => format!("{name} (limit)"),
+            Self::Ours | Self::Variant | Self::Peer => name.to_owned(),
+        }
+    }
 }
 
 /// The median, the least and the most of the rounds.

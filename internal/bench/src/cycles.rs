@@ -1,10 +1,10 @@
 //! Callers that send, receive and acknowledge in batches: what contestants need for it, and how it is done.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytes::Bytes;
 
-pub(crate) use crate::load::{BODY, Numbers, WAIT, body, crowd, seq_of};
+pub(crate) use crate::load::{BODY, Numbers, ResponseTimes, WAIT, body, crowd, seq_of};
 use crate::measure::{Result, per_second};
 use crate::tally::Tally;
 
@@ -58,7 +58,7 @@ impl Load {
 pub(crate) struct Done {
     pub(crate) messages: u64,
     pub(crate) elapsed: Duration,
-    /// How long each cycle of a caller took.
+    /// The response time of each cycle of a caller.
     pub(crate) each: Vec<Duration>,
 }
 
@@ -85,14 +85,14 @@ pub(crate) async fn cycles_on_backlog(
     let numbers = Numbers::within(load.window);
     let callers = (0..load.callers).map(|_| {
         let (queue, numbers) = (queue.clone(), numbers.clone());
+        let mut times = ResponseTimes::start(load.callers);
         async move {
-            let (mut tally, mut each) = (Tally::default(), Vec::new());
+            let mut tally = Tally::default();
             while let Some(number) = numbers.take() {
-                let start = Instant::now();
                 tally.merge(cycle(&queue, number, load.batch).await?);
-                each.push(start.elapsed());
+                times.next().await;
             }
-            Ok((tally, each))
+            Ok((tally, times.all()))
         }
     });
     let (outcomes, elapsed) = crowd(callers).await?;

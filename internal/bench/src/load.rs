@@ -1,7 +1,9 @@
 //! What is sent, and by how many at a time, where a suite talks to a disk or a server.
 
+use std::future::poll_fn;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -84,6 +86,57 @@ impl Numbers {
     }
 }
 
+/// Response times of one caller, taken in the same way for every contestant.
+///
+/// The time of an operation runs from the end of the caller's operation before it, or from the start of the
+/// run, until its own end. So the time in which the caller waits for its turn is in it, whether it waits for the
+/// queue, for the disk or for a thread. After each operation the caller lets the others go first: otherwise
+/// a caller that never has to wait would keep its thread, and the waiting of the others would show in none of the
+/// times.
+#[derive(Debug)]
+pub(crate) struct ResponseTimes {
+    since: Instant,
+    each: Vec<Duration>,
+    is_alone: bool,
+}
+
+impl ResponseTimes {
+    /// Starts the time of the first operation of one of `callers` callers.
+    pub(crate) fn start(callers: u64) -> Self {
+        Self { since: Instant::now(), each: Vec::new(), is_alone: callers == 1 }
+    }
+
+    /// Ends an operation, and starts the next when the other callers had their turn.
+    pub(crate) async fn next(&mut self) {
+        let now = Instant::now();
+        self.each.push(now - self.since);
+        self.since = now;
+        if !self.is_alone {
+            let_others_go().await;
+        }
+    }
+
+    /// All times.
+    pub(crate) fn all(self) -> Vec<Duration> {
+        self.each
+    }
+}
+
+/// Puts this task behind those that are ready. `yield_now` would also poll the driver of timers and sockets, which
+/// takes longer than a cycle in memory.
+async fn let_others_go() {
+    let mut has_waited = false;
+    poll_fn(|context| {
+        if has_waited {
+            return Poll::Ready(());
+        }
+        has_waited = true;
+        context.waker().wake_by_ref();
+        Poll::Pending
+    })
+    .await;
+}
+
 /// Spawns callers, waits for all of them, and says what each has returned and how long it took.
 pub(crate) async fn crowd<C, T>(callers: impl IntoIterator<Item = C>) -> Result<(Vec<T>, Duration)>
 where
@@ -121,6 +174,23 @@ mod tests {
         assert_eq!(taken, [0, 1, 2]);
         assert_eq!(numbers.take(), None);
         assert_eq!(numbers.taken(), 3);
+    }
+
+    #[tokio::test]
+    async fn a_response_time_includes_the_turns_of_the_other_callers() {
+        let turn = Duration::from_millis(5);
+        let callers = (0..3).map(|_| {
+            let mut times = ResponseTimes::start(3);
+            async move {
+                for _ in 0..2 {
+                    std::thread::sleep(turn);
+                    times.next().await;
+                }
+                Ok(times.all())
+            }
+        });
+        let (all, _) = crowd(callers).await.unwrap();
+        assert!(all.iter().all(|times| times[1] >= 3 * turn), "{all:?}");
     }
 
     #[test]

@@ -9,6 +9,8 @@
 //! | rows, units, the ratio, the table and the JSON lines | `report` |
 //! | the progress bar | `progress` |
 //! | the file of results, and the page and charts generated from it | `results`, `page` |
+//! | medians by name, and the quotes of other pages | `figures` |
+//! | whether the targets are met | `verdict` |
 //! | bodies, and callers that send at the same time | `load` |
 //! | callers that send, receive and acknowledge in batches | `cycles`, by ours `ours` |
 //! | peers that are programs of their own, and their servers | `peers` |
@@ -27,6 +29,7 @@ mod cluster;
 mod curves;
 mod cycles;
 mod evals;
+mod figures;
 mod load;
 mod loops;
 mod measure;
@@ -45,12 +48,15 @@ mod runtime;
 mod sqlite;
 mod store;
 mod tally;
+mod verdict;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::Instant;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+use crate::figures::Figures;
 use crate::measure::{Plan, Result};
 use crate::report::{RATIO, Report};
 use crate::results::Results;
@@ -82,28 +88,33 @@ enum Command {
         /// Files written by `all`.
         #[arg(required = true)]
         results: Vec<PathBuf>,
-        /// The directory for `benchmarks.md` and, in `pictures/`, the charts.
+        /// The directory for `benchmarks.md`, `benchmarks.json` and, in `pictures/`, the charts.
         #[arg(long, default_value = "docs")]
         to: PathBuf,
-        /// A README whose benchmark block is replaced.
+        /// A README whose benchmark block is replaced. The figures that other pages of the directory quote are replaced too.
         #[arg(long)]
         readme: Option<PathBuf>,
     },
+    /// Print whether the targets of the project are met, from one or more files of results.
+    Verdict {
+        /// Files written by `all`.
+        #[arg(required = true)]
+        results: Vec<PathBuf>,
+    },
     /// Throughput and latency by callers, cost by backlog and queues, throughput by workers.
     ///
-    /// On every backend, with limits and peers. The longest queues need 10 GB of memory and of disk, and are
-    /// skipped if there is less.
+    /// On every backend, with limits and peers.
     Curves(Options),
     /// The memory backend compared with capp-queue, apalis and a Tokio channel.
     #[command(after_help = RATIO)]
     Memory(Options),
-    /// The SQLite backend compared with an append-only log and apalis-sqlite.
+    /// The SQLite backend compared with an append-only log, and with itself under easier conditions.
     ///
     /// Files are in PILLARBOX_BENCH_DIR, or else in the directory for temporary files. It should be on a disk
     /// with 2 GB free.
     #[command(after_help = RATIO)]
     Sqlite(Options),
-    /// The Redis backend compared with plain commands, BullMQ, apalis-redis and the scripts of the specification.
+    /// The Redis backend compared with plain commands, BullMQ, apalis-redis and a mailbox of Lua scripts.
     ///
     /// Starts its own servers on this machine. Peers that are not installed are skipped.
     #[command(after_help = RATIO)]
@@ -241,7 +252,13 @@ fn run(command: Command) -> Result<()> {
         Command::Page { results, to, readme } => {
             let results = Results::read_all(&results)?;
             page::write(&results, &to)?;
-            readme.map_or(Ok(()), |readme| page::summarise(&results, &readme))
+            let Some(readme) = readme else { return Ok(()) };
+            page::summarise(&results, &readme)?;
+            page::requote(&results, &to)
+        }
+        Command::Verdict { results } => {
+            print!("{}", verdict::table(&Figures::of(&Results::read_all(&results)?)));
+            Ok(())
         }
         Command::Curves(options) => one(Suite::Curves, options),
         Command::Memory(options) => one(Suite::Memory, options),
@@ -257,10 +274,7 @@ fn run(command: Command) -> Result<()> {
             Ok(())
         }
         Command::SqliteChild(child) => child.run(),
-        Command::RuntimeChild(child) => {
-            println!("{}", child.measure()?);
-            Ok(())
-        }
+        Command::RuntimeChild(child) => child.run(),
         Command::EvalsChild(child) => {
             println!("{}", child.measure()?);
             Ok(())
@@ -284,15 +298,18 @@ fn all(suites: &[Suite], out: &Path, plan: &Plan) -> Result<()> {
     }
     let mut report = Report::to_file(Results::of_this_machine(plan)?, out);
     progress::start(cases);
-    let mut failures = Vec::new();
+    let (mut failures, mut times) = (Vec::new(), Vec::new());
     for suite in suites {
+        let start = Instant::now();
         if let Err(error) = suite.run(plan, &mut report) {
             progress::say(format_args!("{suite} failed: {error}"));
             failures.push(format!("{suite}: {error}"));
         }
+        times.push(format!("{suite} {:.0} s", start.elapsed().as_secs_f64()));
     }
     progress::finish();
     report.print();
+    eprintln!("times: {}", times.join(", "));
     eprintln!("results: {}", out.display());
     if failures.is_empty() { Ok(()) } else { Err(failures.join("; ").into()) }
 }

@@ -1,9 +1,9 @@
 //! How contestants are compared.
 //!
-//! All contestants of a case run in the same process run: first once each unmeasured, then in
-//! rounds. Each round starts with another contestant, so that nobody always comes first or after
-//! the same neighbour. A contestant's figure is the median of its rounds, or the largest where the
-//! worst is asked for. One run may give several figures, such as a rate and a latency.
+//! All contestants of a case run in the same process run, in rounds. Each round starts with another
+//! contestant, so that nobody always comes first or after the same neighbour. A contestant's figure is
+//! the median of its rounds, which leaves out a first run that is slower than the others, or the largest
+//! where the worst is asked for. One run may give several figures, such as a rate and a latency.
 //!
 //! A run checks its own work and fails rather than give a figure for something else.
 
@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use tokio::runtime::Builder;
 
+use crate::chart::Role;
 use crate::progress;
 use crate::report::{Row, Unit, ratio};
 
@@ -77,7 +78,6 @@ impl Plan {
 pub(crate) struct Case {
     name: String,
     figures: Vec<Figure>,
-    warm_up: bool,
     /// The first is ours.
     contestants: Vec<Contestant>,
 }
@@ -103,8 +103,7 @@ type Runs = std::result::Result<Vec<Vec<f64>>, String>;
 
 struct Contestant {
     name: String,
-    /// Whether its failing is worth a row, and not the end of the case.
-    may_fail: bool,
+    role: Role,
     run: Box<dyn FnMut() -> Result<Vec<f64>>>,
 }
 
@@ -156,18 +155,26 @@ impl Case {
         ours: impl FnMut() -> Result<F> + 'static,
     ) -> Self {
         let figures = figures.into();
-        let case = Self { name: name.into(), figures, warm_up: true, contestants: Vec::new() };
-        case.against("ours", ours)
+        let case = Self { name: name.into(), figures, contestants: Vec::new() };
+        case.enter("ours".to_owned(), Role::Ours, ours)
     }
 
-    /// Adds a contestant to compare with, whose runs return as many figures: a limit, or ours under
-    /// other conditions.
+    /// Adds Pillarbox with other settings or under other conditions, whose runs return as many figures.
     pub(crate) fn against<F: Figures>(
         self,
         name: impl Into<String>,
         run: impl FnMut() -> Result<F> + 'static,
     ) -> Self {
-        self.enter(name.into(), false, run)
+        self.enter(name.into(), Role::Variant, run)
+    }
+
+    /// Adds a limit: the same work without the guarantees of a queue.
+    pub(crate) fn against_limit<F: Figures>(
+        self,
+        name: impl Into<String>,
+        run: impl FnMut() -> Result<F> + 'static,
+    ) -> Self {
+        self.enter(name.into(), Role::Limit, run)
     }
 
     /// Adds a peer: a queue of another project. If it fails, its rows say so.
@@ -176,17 +183,17 @@ impl Case {
         name: impl Into<String>,
         run: impl FnMut() -> Result<F> + 'static,
     ) -> Self {
-        self.enter(name.into(), true, run)
+        self.enter(name.into(), Role::Peer, run)
     }
 
     fn enter<F: Figures>(
         mut self,
         name: String,
-        may_fail: bool,
+        role: Role,
         mut run: impl FnMut() -> Result<F> + 'static,
     ) -> Self {
         let run = Box::new(move || run().map(Figures::into_vec));
-        self.contestants.push(Contestant { name, may_fail, run });
+        self.contestants.push(Contestant { name, role, run });
         self
     }
 
@@ -195,27 +202,16 @@ impl Case {
         &self.name
     }
 
-    /// Leaves out the unmeasured runs, for runs that start a process and so are always cold.
-    pub(crate) fn cold(mut self) -> Self {
-        self.warm_up = false;
-        self
-    }
-
     /// Runs all contestants and gives, for each figure, one row for each of the others. Where a peer fails, its rows
     /// say so; where anybody else fails, so does the case.
     pub(crate) fn run(mut self, suite: &'static str, rounds: usize) -> Result<Vec<Row>> {
         progress::case(suite, &self.name);
         let count = self.contestants.len();
         let mut runs = vec![Ok(Vec::with_capacity(rounds)); count];
-        if self.warm_up {
-            for (who, runs) in runs.iter_mut().enumerate() {
-                self.turn(who, runs, true)?;
-            }
-        }
         for round in 0..rounds {
             for turn in 0..count {
                 let who = (round + turn) % count;
-                self.turn(who, &mut runs[who], false)?;
+                self.turn(who, &mut runs[who])?;
             }
         }
         let rows = self.rows(suite, &runs);
@@ -224,15 +220,14 @@ impl Case {
     }
 
     /// One run of a contestant, unless it has failed before.
-    fn turn(&mut self, who: usize, runs: &mut Runs, is_warm_up: bool) -> Result<()> {
+    fn turn(&mut self, who: usize, runs: &mut Runs) -> Result<()> {
         let Ok(figures) = runs else { return Ok(()) };
         match self.contestants[who].run(&self.name) {
-            Ok(_) if is_warm_up => {}
             Ok(run) => {
                 expect_eq("figures of a run", run.len(), self.figures.len())?;
                 figures.push(run);
             }
-            Err(error) if self.contestants[who].may_fail => {
+            Err(error) if self.contestants[who].role == Role::Peer => {
                 progress::say(format_args!("  failed: {error}"));
                 *runs = Err(error.to_string());
             }
@@ -267,6 +262,7 @@ impl Case {
                     ours,
                     other,
                     other_name: contestant.name.clone(),
+                    role: contestant.role,
                     ratio: other.map(|other| ratio(figure.unit, ours, other)),
                     failure: runs.as_ref().err().cloned(),
                 });
@@ -391,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn every_round_starts_with_another_contestant_after_one_unmeasured_run_of_each() {
+    fn every_round_starts_with_another_contestant() {
         let log = Arc::new(Mutex::new(String::new()));
         let contestant = |letter: char| {
             let log = log.clone();
@@ -404,7 +400,7 @@ mod tests {
             .against("b", contestant('b'))
             .against("c", contestant('c'));
         let rows = case.run("suite", 3).unwrap();
-        assert_eq!(*log.lock().unwrap(), "abcabcbcacab");
+        assert_eq!(*log.lock().unwrap(), "abcbcacab");
         assert_eq!(rows.iter().map(|row| &row.other_name[..]).collect::<String>(), "bc");
     }
 
@@ -421,7 +417,7 @@ mod tests {
             Figure::median("rate", Unit::MessagesPerSecond),
             Figure::worst("worst send", Unit::Millis),
         ];
-        let case = Case::several("case", figures, rising(1.0)).against("peer", rising(10.0)).cold();
+        let case = Case::several("case", figures, rising(1.0)).against("peer", rising(10.0));
         let rows = case.run("suite", 3).unwrap();
         let figures: Vec<_> = rows.iter().map(|row| (&row.case[..], row.ours, row.other)).collect();
         assert_eq!(figures, [("rate", 2.0, Some(20.0)), ("worst send", 3.0, Some(30.0))]);
@@ -444,12 +440,12 @@ mod tests {
             if left == 0 { Err::<f64, _>("lost a message".into()) } else { Ok(1.0) }
         };
         let case = || Case::new("cycle", Unit::MessagesPerSecond, || Ok(1.0));
-        let rows = case().against_peer("peer", fails).against("limit", || Ok(2.0));
+        let rows = case().against_peer("peer", fails).against_limit("limit", || Ok(2.0));
         let rows = rows.run("suite", 3).unwrap();
         assert_eq!(rows[0].failure.as_deref(), Some("cycle: peer: lost a message"));
         assert_eq!((rows[0].other, rows[0].ratio), (None, None));
         assert_eq!((rows[1].other, rows[1].failure.as_deref()), (Some(2.0), None));
-        let error = case().against("limit", fails).run("suite", 3).unwrap_err();
+        let error = case().against_limit("limit", fails).run("suite", 3).unwrap_err();
         assert_eq!(error.to_string(), "cycle: limit: lost a message");
     }
 }

@@ -12,7 +12,8 @@
 //! more, for it keeps events in a stream, counts attempts, and looks for delayed and prioritized jobs; and a
 //! worker asks for one job at a time, in the same script that completes the one before.
 //!
-//! The seed is the mailbox of the specification that this project began with, and its scripts.
+//! The Lua mailbox is the Redis mailbox of the specification that Pillarbox implements (docs/seeds.md), as it is
+//! specified: a Lua script per call and message.
 
 mod server;
 
@@ -33,7 +34,7 @@ use crate::tally::Tally;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Peer {
     BullMq,
-    Seed,
+    LuaMailbox,
     Rq,
     Dramatiq,
     Celery,
@@ -71,7 +72,7 @@ impl Peer {
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::BullMq => "BullMQ",
-            Self::Seed => "specification scripts (Python)",
+            Self::LuaMailbox => "Lua mailbox (Python)",
             Self::Rq => "RQ",
             Self::Dramatiq => "Dramatiq",
             Self::Celery => "Celery",
@@ -87,7 +88,7 @@ impl Peer {
         let python = || target("venv-peers").join("bin/python");
         match self {
             Self::BullMq => ("bullmq.mjs", "node".into()),
-            Self::Seed => ("seed.py", python()),
+            Self::LuaMailbox => ("lua_mailbox.py", python()),
             Self::Rq => ("rq_.py", python()),
             Self::Dramatiq => ("dramatiq_.py", python()),
             Self::Celery => ("celery_.py", python()),
@@ -109,7 +110,7 @@ impl Peer {
             Self::BullMq => ["bullmq", "ioredis"]
                 .iter()
                 .all(|module| node_modules().join("node_modules").join(module).is_dir()),
-            Self::Seed => imports("redis"),
+            Self::LuaMailbox => imports("redis"),
             Self::Rq => imports("rq"),
             Self::Dramatiq => imports("dramatiq"),
             Self::Celery => imports("celery"),

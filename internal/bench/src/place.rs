@@ -4,7 +4,6 @@ use std::env;
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
@@ -53,13 +52,6 @@ pub(crate) fn sync_time() -> Result<Duration> {
         times.push(start.elapsed());
     }
     percentile(&mut times, 50)
-}
-
-/// The free bytes of the disk, from `df`.
-pub(crate) fn free_bytes() -> Result<u64> {
-    let df = Command::new("df").args(["--output=avail", "-B1"]).arg(root()).output()?;
-    let text = String::from_utf8_lossy(&df.stdout).into_owned();
-    Ok(text.lines().nth(1).ok_or("df printed nothing")?.trim().parse()?)
 }
 
 /// Where all directories are made.

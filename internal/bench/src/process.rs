@@ -145,11 +145,6 @@ pub(crate) fn peak_bytes() -> Result<u64> {
     status_bytes("VmHWM:")
 }
 
-/// The memory that this machine has left for new programs.
-pub(crate) fn available_bytes() -> Result<u64> {
-    read_bytes("/proc/meminfo", "MemAvailable:")
-}
-
 /// The memory of this machine.
 pub(crate) fn machine_bytes() -> Result<u64> {
     read_bytes("/proc/meminfo", "MemTotal:")

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use crate::chart::Chart;
+use crate::chart::{Chart, Role};
 use crate::progress;
 use crate::results::Results;
 
@@ -12,7 +12,7 @@ use crate::results::Results;
 pub(crate) const RATIO: &str = "\
 ratio: how many times better Pillarbox is. Above 1 Pillarbox is better, below 1 the other is.
        Pillarbox / other for rates (messages per second), other / Pillarbox for costs (bytes,
-       time, CPU time, commands and calls to a server, connections).";
+       time, CPU time, commands and calls to a server, connections, deliveries held, shares).";
 
 /// One comparison of Pillarbox with one other. Its fields are those of a JSON line.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -24,6 +24,8 @@ pub(crate) struct Row {
     /// None if it failed.
     pub(crate) other: Option<f64>,
     pub(crate) other_name: String,
+    /// The role of the other.
+    pub(crate) role: Role,
     pub(crate) ratio: Option<f64>,
     /// The reason why it failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -31,6 +33,11 @@ pub(crate) struct Row {
 }
 
 impl Row {
+    /// The name of the other, marked if it is a limit.
+    pub(crate) fn other_title(&self) -> String {
+        self.role.title(&self.other_name)
+    }
+
     /// The figure of the other, formatted.
     pub(crate) fn other_human(&self) -> String {
         self.other.map_or("failed".to_owned(), |other| self.unit.human(other))
@@ -73,6 +80,12 @@ pub(crate) enum Unit {
     /// Connections to servers.
     #[serde(rename = "connections")]
     Connections,
+    /// Deliveries that a process holds.
+    #[serde(rename = "deliveries")]
+    Deliveries,
+    /// A share, of which an even one is the best.
+    #[serde(rename = "%")]
+    Percent,
 }
 
 impl Unit {
@@ -89,7 +102,9 @@ impl Unit {
             | Self::CpuMicrosPerMessage
             | Self::CommandsPerSecond
             | Self::CallsPerMessage
-            | Self::Connections => false,
+            | Self::Connections
+            | Self::Deliveries
+            | Self::Percent => false,
         }
     }
 
@@ -107,6 +122,8 @@ impl Unit {
             Self::CommandsPerSecond => "server commands per second",
             Self::CallsPerMessage => "server calls per message",
             Self::Connections => "connections",
+            Self::Deliveries => "deliveries",
+            Self::Percent => "%",
         }
     }
 
@@ -114,15 +131,17 @@ impl Unit {
     pub(crate) fn human(self, figure: f64) -> String {
         match self {
             Self::MessagesPerSecond => format!("{}/s", with_prefix(figure)),
-            Self::NanosPerCycle => format!("{} ns", three_digits(figure)),
-            Self::Micros | Self::MicrosPerMessage => format!("{} µs", three_digits(figure)),
-            Self::Millis => format!("{} ms", three_digits(figure)),
+            Self::NanosPerCycle => time(figure / 1e9),
+            Self::Micros | Self::MicrosPerMessage => time(figure / 1e6),
+            Self::Millis => time(figure / 1e3),
+            Self::Bytes if figure >= 1e6 => format!("{} MB", three_digits(figure / 1e6)),
             Self::Bytes => format!("{} B", three_digits(figure)),
             Self::CpuMicrosPerSecond => format!("{} µs/s", three_digits(figure)),
             Self::CpuMicrosPerMessage => format!("{} µs CPU", three_digits(figure)),
             Self::CommandsPerSecond => format!("{} cmd/s", three_digits(figure)),
             Self::CallsPerMessage => format!("{} calls", three_digits(figure)),
-            Self::Connections => format!("{figure:.0}"),
+            Self::Connections | Self::Deliveries => format!("{figure:.0}"),
+            Self::Percent => format!("{figure:.1} %"),
         }
     }
 }
@@ -253,7 +272,7 @@ fn table(rows: &[Row]) -> String {
             row.unit.human(row.ours),
             row.other_human(),
             row.ratio.map_or_else(String::new, |ratio| format!("{}x", three_digits(ratio))),
-            row.other_name.clone(),
+            row.other_title(),
         ]);
     }
     let width = |column: usize| {
@@ -282,6 +301,18 @@ fn with_prefix(figure: f64) -> String {
     format!("{}{prefix}", three_digits(figure / scale))
 }
 
+/// Formats a time: `183 ns`, `18.3 µs`, `1.83 ms`, `1.83 s`.
+fn time(seconds: f64) -> String {
+    // From 999.5 on, three digits would round up to 1000.
+    let (scale, unit) = match seconds {
+        f if f >= 0.9995 => (1.0, "s"),
+        f if f >= 0.9995e-3 => (1e3, "ms"),
+        f if f >= 0.9995e-6 => (1e6, "µs"),
+        _ => (1e9, "ns"),
+    };
+    format!("{} {unit}", three_digits(seconds * scale))
+}
+
 /// Formats three digits, or all those before the point: `1.83`, `18.3`, `183`, `1830`.
 pub(crate) fn three_digits(figure: f64) -> String {
     let decimals = match figure.abs() {
@@ -304,6 +335,7 @@ mod tests {
             ours,
             other: Some(other),
             other_name: "peer".to_owned(),
+            role: Role::Peer,
             ratio: Some(ratio(unit, ours, other)),
             failure: None,
         }

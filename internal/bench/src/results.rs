@@ -14,7 +14,7 @@ use crate::process::machine_bytes;
 use crate::report::Row;
 
 /// The version of the file format. Other versions are rejected.
-const FORMAT: u32 = 1;
+const FORMAT: u32 = 2;
 
 /// The results of a run, and the machine it ran on.
 #[derive(Debug, Clone, Serialize, Deserialize)]

@@ -16,7 +16,6 @@ pub(super) fn case(plan: &Plan) -> Case {
     Case::new(name, Unit::Bytes, side(Layout::SPREAD))
         .against(Layout::WHOLE.to_string(), side(Layout::WHOLE))
         .against(alone.to_string(), side(alone))
-        .cold()
 }
 
 fn measure(layout: Layout, messages: u64) -> Result<f64> {

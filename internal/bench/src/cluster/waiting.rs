@@ -66,7 +66,6 @@ pub(super) fn connections() -> Case {
     Case::several("connections", figures, side(Layout::SPREAD, 0))
         .against(Layout::WHOLE.to_string(), side(Layout::WHOLE, 0))
         .against(format!("{replicated}, replicas=1"), side(replicated, 1))
-        .cold()
 }
 
 fn count_connections(layout: Layout, replicas: u32) -> Result<[f64; 2]> {
@@ -110,7 +109,6 @@ pub(super) fn idle(plan: &Plan) -> Case {
         side(Layout::SPREAD)
     })
     .against(Layout::WHOLE.to_string(), side(Layout::WHOLE))
-    .cold()
 }
 
 async fn count_commands(layout: Layout, window: Duration) -> Result<f64> {

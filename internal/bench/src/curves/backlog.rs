@@ -3,8 +3,6 @@
 //! One queue of each kind, which is filled from level to level. Each message that is received is
 //! acknowledged and another is sent, so that it stays as long as it is.
 
-use std::time::Duration;
-
 use pillarbox_core::Mailboxes;
 use pillarbox_sqlite::{SqliteBackend, SqliteOptions, Synchronous};
 
@@ -13,28 +11,21 @@ use crate::chart::{Contest, Role};
 use crate::cycles::{Contestant, Load, cycles_on_backlog};
 use crate::measure::{Plan, Result, expect_eq, micros_each, on_two_threads};
 use crate::ours::Ours;
-use crate::place;
-use crate::process::available_bytes;
+use crate::redis::wait_for_rewrites;
 use crate::report::{Unit, grouped};
 use crate::store::{Address, Kind, Store};
 
 /// Messages in a call.
 const BATCH: u64 = 10;
-/// What the longest queues need, of memory on a server and of disk for a file: 10 million messages of 256
-/// bytes, with all that is stored beside.
-const NEEDED_FOR_TEN_MILLION: u64 = 10 << 30;
 
 /// How many messages wait, at each place.
 pub(super) fn levels(plan: &Plan) -> &'static [u64] {
-    const ALL: &[u64] = &[1_000, 10_000, 100_000, 1_000_000, 10_000_000];
-    let is_enough = |bytes: Result<u64>| bytes.is_ok_and(|bytes| bytes > NEEDED_FOR_TEN_MILLION);
-    let has_room = is_enough(available_bytes()) && is_enough(place::free_bytes());
-    plan.pick(if has_room { ALL } else { &ALL[..4] }, &ALL[..2])
+    plan.pick(&[1_000, 10_000, 100_000, 1_000_000], &[1_000, 10_000])
 }
 
 pub(super) fn contest(plan: &Plan) -> Contest {
     let levels = levels(plan);
-    let about = "One caller sends, receives and acknowledges ten 256-byte messages per call, in a queue with this many ready messages. SQLite appears twice: with the default synchronous=FULL, where a cycle takes three fsyncs, and with synchronous=NORMAL, which shows the cost of the work without them.";
+    let about = "One caller sends, receives and acknowledges ten 256-byte messages per call, in a queue with this many ready messages. With synchronous=NORMAL, SQLite shows the cost of the work without fsyncs.";
     let contest = Contest::new("backlog", "Cost by backlog", about, Unit::MicrosPerMessage)
         .along("ready messages", levels.iter().map(|level| grouped(*level)));
     let load = Load { callers: 1, batch: BATCH, window: window(plan) };
@@ -48,21 +39,17 @@ pub(super) fn contest(plan: &Plan) -> Contest {
             on_two_threads(filled.cycles(synchronous, levels[place], load))
         }
     };
+    let (full, normal) = (Synchronous::Full, Synchronous::Normal);
     contest
-        .enter(Role::Ours, "Redis", "AOF everysec", side(Kind::Redis, Synchronous::Full))
+        .enter(Role::Ours, "memory", "not persistent", side(Kind::Memory, full))
+        .enter(Role::Ours, "SQLite", "WAL, synchronous=FULL", side(Kind::Sqlite, full))
+        .enter(Role::Ours, "Redis", "AOF everysec", side(Kind::Redis, full))
         .enter(
-            Role::Ours,
-            "SQLite, FULL",
-            "WAL, synchronous=FULL",
-            side(Kind::Sqlite, Synchronous::Full),
-        )
-        .enter(
-            Role::Ours,
-            "SQLite, NORMAL",
+            Role::Variant,
+            "SQLite, NORMAL (tuned)",
             "WAL, synchronous=NORMAL",
-            side(Kind::Sqlite, Synchronous::Normal),
+            side(Kind::Sqlite, normal),
         )
-        .enter(Role::Ours, "memory", "", side(Kind::Memory, Synchronous::Full))
 }
 
 /// A queue that has been filled up to a level.
@@ -83,12 +70,8 @@ impl Filled {
         queue.add(level.saturating_sub(self.level)).await?;
         self.level = level;
         if let Store::Redis(server) = &self.store {
-            // The added messages make the server rewrite its log in a child process, which is not measured.
-            while server.info("aof_rewrite_in_progress") != "0"
-                || server.info("aof_rewrite_scheduled") != "0"
-            {
-                tokio::time::sleep(Duration::from_millis(100)).await;
-            }
+            // The added messages make the server rewrite its log, which is not measured.
+            wait_for_rewrites(server);
         }
         let (done, _) = cycles_on_backlog(&queue, load).await?;
         expect_eq("messages left", queue.count().await?, level)?;

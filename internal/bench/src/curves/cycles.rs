@@ -22,7 +22,7 @@ use crate::{place, sqlite};
 /// The programs that are peers somewhere.
 pub(super) const PEERS: [Peer; 9] = [
     Peer::BullMq,
-    Peer::Seed,
+    Peer::LuaMailbox,
     Peer::Rq,
     Peer::Dramatiq,
     Peer::Celery,
@@ -42,7 +42,7 @@ pub(super) fn contest(plan: &Plan, kind: Kind) -> Contest {
     let (id, about) = match kind {
         Kind::Memory => (
             "cycles-memory",
-            "A cycle sends, receives and acknowledges one 256-byte message. All callers share one queue. Nothing is persistent.",
+            "A cycle sends, receives and acknowledges one 256-byte message. All callers share one queue, and each lets the others go first after a cycle. Nothing is persistent.",
         ),
         Kind::Sqlite => (
             "cycles-sqlite",
@@ -50,7 +50,7 @@ pub(super) fn contest(plan: &Plan, kind: Kind) -> Contest {
         ),
         Kind::Redis => (
             "cycles-redis",
-            "Redis writes an append-only file and syncs it every second. The other servers store messages as their rows say. Clients and server share the cores of one machine. The Python and Node peers run callers and workers in one process, which uses little more than one core.",
+            "Redis writes an append-only file and syncs it every second. The other servers store messages as their rows say. Clients and server share the cores of one machine. The Python and Node peers run callers and workers in one process, which uses little more than one core. *Lua mailbox (Python)* is the Redis mailbox of the specification that Pillarbox implements, as specified: a Lua script per call and message, called by redis-py.",
         ),
     };
     let title = format!("Throughput, {}", kind.name());
@@ -78,7 +78,7 @@ pub(super) fn distributions(plan: &Plan, kind: Kind, measured: &MeasuredChart) -
         let name = kind.name();
         let id = format!("latency-{}-{}", name.to_lowercase(), callers.replace(' ', "-"));
         let title = format!("Latency of a cycle, {name}, {callers}");
-        let about = "Time from the start of the send until the acknowledgement returns. For peers with their own workers, until as many messages as the caller sent were handled. From the runs of the throughput chart above.";
+        let about = "Response time, taken in the same way for all: from the end of the caller's cycle before it until the acknowledgement returns, so the time in which a caller waits for its turn is in it. For peers with their own workers, until as many messages as the caller sent were handled. From the runs of the throughput chart above.";
         measured.distribution(place, &id, &title, about)
     };
     vec![chart(0), chart(many)]
@@ -105,7 +105,7 @@ fn memory(contest: Contest, load: impl Fn(usize) -> Load + Copy + 'static) -> Co
 }
 
 fn sqlite(contest: Contest, load: impl Fn(usize) -> Load + Copy + 'static) -> Contest {
-    let contest = contest
+    let mut contest = contest
         .enter(Role::Ours, "Pillarbox", "WAL, synchronous=FULL; group commit", move |place| {
             on_store(Kind::Sqlite, load(place))
         })
@@ -119,17 +119,21 @@ fn sqlite(contest: Contest, load: impl Fn(usize) -> Load + Copy + 'static) -> Co
                 let log = Log::create(&directory.path().join("log"), log)?;
                 here(|| async { Ok(OneByOne(log)) }, load(place))
             },
-        )
-        .enter(
-            Role::Peer,
-            "apalis-sqlite",
-            "1.0.0; WAL, synchronous=FULL, tuned; in-process wake-ups; completed jobs are kept",
-            move |place| {
-                let (directory, load) = (place::fresh()?, load(place));
-                let path = directory.path();
-                Ok(sample(on_two_threads(apalis_sqlite::cycles(path, load.callers, load.window))?))
-            },
         );
+    for (tuned, name, settings) in [
+        (
+            Tuned::No,
+            "apalis-sqlite",
+            "1.0.0; WAL, synchronous=FULL, one connection; in-process wake-ups; completed jobs are kept",
+        ),
+        (Tuned::Yes, "apalis-sqlite (tuned)", "as above; large batches, no locks"),
+    ] {
+        contest = contest.enter(Role::Peer, name, settings, move |place| {
+            let directory = place::fresh()?;
+            let cycles = apalis_sqlite::cycles(directory.path(), load(place), tuned);
+            Ok(sample(on_two_threads(cycles)?))
+        });
+    }
     [Peer::Huey, Peer::Litequeue].into_iter().fold(contest, |contest, peer| {
         enter_peer(contest, peer, move |place| {
             let directory = place::fresh()?;
@@ -156,6 +160,16 @@ fn redis(contest: Contest, load: impl Fn(usize) -> Load + Copy + 'static) -> Con
                 let url = server.url();
                 here(|| async move { Native::open(&url).await }, load(place))
             },
+        )
+        .enter(
+            Role::Variant,
+            "Pillarbox, calls not coalesced",
+            "AOF everysec; `coalesce=false`",
+            move |place| {
+                let server = redis::fresh(Kept::EverySecond);
+                let url = server.url();
+                here(|| async move { Ours::open_uncoalesced(&url).await }, load(place))
+            },
         );
     for (tuned, name, settings) in [
         (
@@ -171,7 +185,7 @@ fn redis(contest: Contest, load: impl Fn(usize) -> Load + Copy + 'static) -> Con
             Ok(sample(on_two_threads(redis::apalis::cycles(&url, load(place), tuned))?))
         });
     }
-    for peer in [Peer::BullMq, Peer::Seed, Peer::Rq, Peer::Dramatiq, Peer::Celery] {
+    for peer in [Peer::BullMq, Peer::LuaMailbox, Peer::Rq, Peer::Dramatiq, Peer::Celery] {
         contest = enter_peer(contest, peer, move |place| {
             let server = redis::fresh(Kept::EverySecond);
             program(peer, &server.port().to_string(), load(place))

@@ -3,7 +3,7 @@
 //! | chart | what it measures |
 //! |---|---|
 //! | cycles | throughput of full cycles with 1 to 256 callers, on each backend, with its limit and its peers |
-//! | latencies | latency of a cycle, from p1 to p99.9 |
+//! | latencies | response time of a cycle, from p1 to p99.9 |
 //! | backlog | cost of a message by the number of ready messages |
 //! | queues | cost of a message by the number of queues |
 //! | workers | throughput by the number of workers |
@@ -58,5 +58,5 @@ pub(crate) fn run(plan: &Plan, report: &mut Report) -> Result<()> {
 
 /// How long a run takes.
 fn window(plan: &Plan) -> Duration {
-    plan.pick(Duration::from_millis(1000), Duration::from_millis(150))
+    plan.pick(Duration::from_millis(800), Duration::from_millis(150))
 }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use super::window;
 use crate::chart::{Contest, Role};
 use crate::cycles::{Contestant, cycle};
-use crate::load::crowd;
+use crate::load::{Numbers, crowd};
 use crate::measure::{Plan, Result, expect_eq, micros_each, on_two_threads};
 use crate::ours::Ours;
 use crate::report::{Unit, grouped};
@@ -28,7 +28,7 @@ pub(super) fn contest(plan: &Plan) -> Contest {
             .along("queues", numbers.iter().map(|number| grouped(*number)));
     for kind in Kind::ALL {
         let settings = match kind {
-            Kind::Memory => "",
+            Kind::Memory => "not persistent",
             Kind::Sqlite => "WAL, synchronous=FULL",
             Kind::Redis => "AOF everysec",
         };
@@ -47,9 +47,17 @@ async fn in_turn(store: Store, queues: u64, window: Duration) -> Result<f64> {
     let names = (0..queues).map(|number| format!("bench-{number}"));
     let all = names.map(|name| ours.another(&name)).collect::<Result<Vec<_>>>()?;
     // All of them are there before the time runs.
-    for queue in &all {
-        cycle(queue, 0, 1).await?;
-    }
+    let numbers = Numbers::up_to(queues);
+    let callers = (0..64).map(|_| {
+        let (all, numbers) = (all.clone(), numbers.clone());
+        async move {
+            while let Some(number) = numbers.take() {
+                cycle(&all[number as usize], 0, 1).await?;
+            }
+            Ok(())
+        }
+    });
+    crowd(callers).await?;
     let of_caller = all.clone();
     let caller = async move {
         let (start, mut number, mut tally) = (Instant::now(), 0, Tally::default());

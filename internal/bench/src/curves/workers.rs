@@ -29,23 +29,21 @@ pub(super) enum Handler {
 
 /// How many workers there are, at each place.
 pub(super) fn numbers(plan: &Plan) -> &'static [usize] {
-    plan.pick(&[1, 2, 4, 8, 16, 32, 64], &[1, 4, 16])
+    plan.pick(&[1, 2, 8, 16, 32, 64], &[1, 2, 16])
 }
 
 pub(super) fn contest(plan: &Plan, handler: Handler) -> Contest {
     let numbers = numbers(plan);
-    let (id, title, about, inbox) = match handler {
+    let (id, title, about) = match handler {
         Handler::Waits => (
             "workers-waiting",
             "Worker throughput, handlers that wait 5 ms",
-            "A worker handles one message at a time, so throughput doubles with the number of workers until something else limits it. Default prefetch (`inbox(1)`).",
-            1,
+            "A worker handles one message at a time, so throughput doubles with the number of workers until something else limits it. Default settings.",
         ),
         Handler::Counts => (
             "workers-counting",
             "Worker throughput, no-op handlers",
-            "The cost of the runtime and the backend alone. Prefetch 64 (`inbox(64)`), the setting to choose for handlers this short.",
-            64,
+            "The cost of the runtime and the backend alone. Default settings. [The runtime suite](#suite-runtime) compares four workers with peers and with fixed settings.",
         ),
     };
     let at = numbers.iter().map(usize::to_string);
@@ -67,7 +65,7 @@ pub(super) fn contest(plan: &Plan, handler: Handler) -> Contest {
             let jobs = jobs(&plan, workers);
             on_two_threads(async {
                 let backend = store.address().backend().await?;
-                let rate = drain(&backend.mailbox("jobs")?, handler, workers, inbox, jobs).await?;
+                let rate = drain(&backend.mailbox("jobs")?, handler, workers, jobs).await?;
                 backend.close().await;
                 Ok(rate)
             })
@@ -89,18 +87,12 @@ fn waits(plan: &Plan, workers: usize) -> u64 {
 }
 
 /// Fills a mailbox and has workers empty it. Says how many jobs they did in a second.
-async fn drain(
-    mailbox: &Mailbox<Job>,
-    handler: Handler,
-    workers: usize,
-    inbox: usize,
-    jobs: u64,
-) -> Result<f64> {
+async fn drain(mailbox: &Mailbox<Job>, handler: Handler, workers: usize, jobs: u64) -> Result<f64> {
     fill(mailbox, jobs).await?;
     let seen = Seen::none_of(jobs);
     let worker = Worker::new(mailbox.clone()).context((seen.clone(), handler)).handler(handle);
     let start = Instant::now();
-    let running = worker.workers(workers).prefetch(inbox).start();
+    let running = worker.workers(workers).start();
     seen.all().await?;
     running.stop().await?;
     let elapsed = start.elapsed();

@@ -6,7 +6,7 @@ use pillarbox_core::{Mailbox, Receive, SendOptions};
 use pillarbox_runtime::Runnable;
 use pillarbox_runtime::loops::{MainLoop, MainLoopRequest, MainLoopResult};
 
-use super::{INBOX, PATIENCE, figures, input};
+use super::{PATIENCE, figures, input};
 use crate::measure::{Result, expect_eq, on_two_threads};
 use crate::store::{Kind, Store};
 
@@ -24,7 +24,7 @@ pub(super) fn run(kind: Kind, samples: u64) -> Result<[f64; 2]> {
         let answers: Mailbox<MainLoopResult<String>> = backend.mailbox("answers")?;
         let inputs: Vec<_> = (0..samples).map(input).collect();
         let main_loop = MainLoop::new(requests.clone(), |text: String| async move { text });
-        let running = main_loop.worker(|worker| worker.prefetch(INBOX)).start();
+        let running = main_loop.start();
         let begun = Instant::now();
         for batch in inputs.chunks(SENT) {
             let batch: Vec<_> =

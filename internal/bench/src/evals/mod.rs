@@ -26,8 +26,6 @@ const SUITE: &str = "evals";
 const CHILD: &str = "evals-child";
 /// How long anything is waited for before something must be wrong.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// How many messages a worker may have waiting, of either side.
-const INBOX: usize = 16;
 
 /// A measurement that needs a process of its own.
 #[derive(Debug, Subcommand)]
@@ -59,7 +57,7 @@ pub(crate) fn run(plan: &Plan, report: &mut Report) -> Result<()> {
                 Figure::median(format!("{name}, per sample"), Unit::Micros),
             ];
             let case = Case::several(name, figures, move || ours::run(kind, samples))
-                .against("main loop only", move || bare::run(kind, samples));
+                .against_limit("main loop only", move || bare::run(kind, samples));
             report.add(case.run(SUITE, plan.rounds())?);
         }
     }

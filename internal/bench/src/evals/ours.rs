@@ -10,7 +10,7 @@ use pillarbox_evals::{
 };
 use pillarbox_runtime::{Runnable, Running};
 
-use super::{INBOX, PATIENCE, figures, input};
+use super::{PATIENCE, figures, input};
 use crate::measure::{Result, expect_eq, on_two_threads};
 use crate::place;
 use crate::store::{Kind, Store};
@@ -46,7 +46,7 @@ pub(super) fn requests(backend: &Mailboxes) -> Result<EvalRequests<String, Strin
 pub(super) fn start(backend: &Mailboxes) -> Result<Running> {
     let adapter = |text: String| async move { text };
     let evals = EvalLoop::from_adapter(adapter, exact_match, requests(backend)?);
-    Ok(evals.worker(|worker| worker.prefetch(INBOX)).start())
+    Ok(evals.start())
 }
 
 pub(super) async fn submit(

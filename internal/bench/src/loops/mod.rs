@@ -18,6 +18,7 @@ use pillarbox_core::{Mailbox, Mailboxes};
 use pillarbox_runtime::loops::{MainLoopRequest, MainLoopResult};
 use tokio::task::JoinSet;
 
+use crate::load::ResponseTimes;
 use crate::measure::{
     Case, Figure, Plan, Result, expect_eq, micros, on_two_threads, per_second, percentile,
 };
@@ -65,7 +66,7 @@ fn case(plan: &Plan, kind: Kind, callers: usize) -> Case {
     ];
     let shape = Shape { kind, callers, calls };
     Case::several(name, figures, move || shape.run(ours::Ours::open))
-        .against("mailbox operations only", move || shape.run(bare::Bare::open))
+        .against_limit("mailbox operations only", move || shape.run(bare::Bare::open))
 }
 
 /// The backend, the number of callers, and the number of calls.
@@ -104,7 +105,8 @@ impl Shape {
             let start = Instant::now();
             let mut tasks = JoinSet::new();
             for _ in 0..self.callers {
-                tasks.spawn(call_again_and_again(caller.clone(), self.calls / self.callers));
+                let times = ResponseTimes::start(self.callers as u64);
+                tasks.spawn(call_again_and_again(caller.clone(), self.calls / self.callers, times));
             }
             let mut times = Vec::with_capacity(self.calls);
             while let Some(ended) = tasks.join_next().await {
@@ -129,15 +131,17 @@ struct Ends {
     callers: usize,
 }
 
-async fn call_again_and_again(caller: impl Caller, calls: usize) -> Result<Vec<Duration>> {
-    let mut times = Vec::with_capacity(calls);
+async fn call_again_and_again(
+    caller: impl Caller,
+    calls: usize,
+    mut times: ResponseTimes,
+) -> Result<Vec<Duration>> {
     let body = "x".repeat(256);
     for _ in 0..calls {
         let request = MainLoopRequest::new(body.clone());
-        let start = Instant::now();
         let answer = caller.call(request).await?;
-        times.push(start.elapsed());
         expect_eq("the answer", &answer, &body)?;
+        times.next().await;
     }
-    Ok(times)
+    Ok(times.all())
 }

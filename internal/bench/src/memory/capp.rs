@@ -15,17 +15,8 @@ use capp_queue::{AbstractTaskQueue, InMemoryTaskQueue, JsonSerializer, Task, Tas
 use super::load::{CONSUMERS, Job, PRODUCERS, Pace, Tally, crowd, share};
 use crate::measure::{Result, expect_eq};
 
-/// What is done with a job after `pop`.
-#[derive(Debug, Clone, Copy)]
-pub(super) enum Finish {
-    /// `ack`: the least that ends a job.
-    Ack,
-    /// `set` with the state "in progress", then `ack`, as capp's runtime does.
-    SetAndAck,
-}
-
 /// Full cycles: pushes `batch` jobs one by one, then pops and finishes them one by one.
-pub(super) async fn cycles<J: Job>(n: u64, batch: u64, finish: Finish) -> Result<Duration> {
+pub(super) async fn cycles<J: Job>(n: u64, batch: u64) -> Result<Duration> {
     let queue = queue::<J>();
     let (mut sent, mut received) = (0, 0);
     let start = Instant::now();
@@ -36,7 +27,7 @@ pub(super) async fn cycles<J: Job>(n: u64, batch: u64, finish: Finish) -> Result
         }
         for _ in 0..batch {
             let task = queue.pop().await?;
-            expect_eq("next in line", finish.apply(&queue, task).await?, received)?;
+            expect_eq("next in line", finish(&queue, task).await?, received)?;
             received += 1;
         }
     }
@@ -65,23 +56,16 @@ pub(super) async fn hold<J: Job, T>(n: u64, measure: impl FnOnce() -> Result<T>)
     let figure = measure()?;
     for seq in 0..n {
         let task = queue.pop().await?;
-        expect_eq("next in line", Finish::Ack.apply(&queue, task).await?, seq)?;
+        expect_eq("next in line", finish(&queue, task).await?, seq)?;
     }
     expect_empty(&queue).await?;
     Ok(figure)
 }
 
-impl Finish {
-    /// Finishes a job and says its sequence number.
-    async fn apply<J: Job>(self, queue: &AbstractTaskQueue<J>, mut task: Task<J>) -> Result<u64> {
-        if let Self::SetAndAck = self {
-            task.set_in_progress();
-            queue.set(&task).await?;
-            task.set_succeed();
-        }
-        queue.ack(&task.task_id).await?;
-        task.payload.seq()
-    }
+/// Acknowledges a job and says its sequence number.
+async fn finish<J: Job>(queue: &AbstractTaskQueue<J>, task: Task<J>) -> Result<u64> {
+    queue.ack(&task.task_id).await?;
+    task.payload.seq()
 }
 
 async fn produce<J: Job>(queue: AbstractTaskQueue<J>, producer: u64, n: u64) -> Result<()> {
@@ -102,7 +86,7 @@ async fn consume<J: Job>(
     while settled.load(Ordering::Relaxed) < n {
         match queue.pop().await {
             Ok(task) => {
-                tally.add(Finish::Ack.apply(&queue, task).await?);
+                tally.add(finish(&queue, task).await?);
                 settled.fetch_add(1, Ordering::Relaxed);
                 pace.step(1).await;
             }

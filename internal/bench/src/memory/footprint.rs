@@ -32,10 +32,9 @@ pub(super) fn case(messages: u64) -> Case {
     };
     let name = format!("memory per message, {} queued", grouped(messages));
     Case::new(name, Unit::Bytes, child("ours"))
-        .against_peer("capp-queue, String", child("capp"))
+        .against_peer("capp-queue", child("capp"))
         .against_peer("apalis MemoryStorage (no ack)", child("apalis"))
-        .against("Tokio mpsc, unbounded (no ack)", child("mpsc"))
-        .cold()
+        .against_limit("Tokio mpsc, unbounded (no ack)", child("mpsc"))
 }
 
 /// Fills a queue in this process and says how many bytes each message took.

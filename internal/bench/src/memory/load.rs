@@ -68,24 +68,6 @@ impl Job for TextJob {
     }
 }
 
-/// A job whose body is bytes, which JSON holds as a list of numbers.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub(super) struct BytesJob {
-    seq: u64,
-    body: Vec<u8>,
-}
-
-impl Job for BytesJob {
-    fn new(seq: u64) -> Self {
-        Self { seq, body: TEXT.as_bytes().to_vec() }
-    }
-
-    fn seq(&self) -> Result<u64> {
-        expect_eq("bytes in a body", self.body.len(), BODY)?;
-        Ok(self.seq)
-    }
-}
-
 /// The sequence numbers that one of several producers sends.
 pub(super) fn share(producer: u64, n: u64) -> impl Iterator<Item = u64> + Send {
     (producer..n).step_by(PRODUCERS as usize)

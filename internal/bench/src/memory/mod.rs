@@ -2,7 +2,7 @@
 //!
 //! | case | what it asks |
 //! |---|---|
-//! | send+receive+acknowledge, batch 1 and 10 | what one message costs from end to end, on one thread, with nobody else about |
+//! | one thread, batch 1 and 10 | what the calls for one message cost from end to end, with neither other tasks nor other threads |
 //! | typed | the same with a struct as JSON, which both sides encode and decode |
 //! | 4 producers, 4 consumers | what is left of it when tasks on two threads contend for one queue |
 //! | backlog | whether a long queue makes each message dearer |
@@ -11,9 +11,8 @@
 //!
 //! None of the others does what ours does, so no single ratio says who is faster; each module says
 //! what its contestant leaves out. Two to bear in mind: ours carries bytes in the first two cases
-//! while capp-queue always encodes JSON (and bytes as a list of numbers: hence `Vec<u8>` is so much
-//! slower than `String`); and apalis and tokio's channel have no acknowledgement, so their cycle
-//! ends where the message is taken.
+//! while capp-queue always encodes JSON; and apalis and tokio's channel have no acknowledgement, so their
+//! cycle ends where the message is taken. Callers that are tasks on two threads are on the curves.
 
 mod apalis;
 mod capp;
@@ -27,8 +26,7 @@ use std::time::Duration;
 
 use clap::Subcommand;
 
-use self::capp::Finish;
-use self::load::{BytesJob, TextJob};
+use self::load::TextJob;
 use crate::measure::{Case, Plan, Result, nanos_each, on_one_thread, on_two_threads, per_second};
 use crate::report::{Report, Unit, grouped};
 
@@ -70,10 +68,10 @@ pub(crate) fn run(plan: &Plan, report: &mut Report) -> Result<()> {
     for batch in [1, 10] {
         add(many(n, batch), plan.rounds())?;
     }
-    for batch in [1, 10].into_iter().filter(|_| plan.wants("backlog")) {
-        // Short rounds, and more of them: two queues are compared that differ by little.
+    if plan.wants("backlog") {
+        // Short rounds, and more of them: two queues are compared that differ by little. Batches are on the curves.
         let backlog = plan.pick(1_000_000, 100_000);
-        add(with_backlog(n / 3, batch, backlog)?, 4 * plan.rounds())?;
+        add(with_backlog(n / 3, 1, backlog)?, 4 * plan.rounds())?;
     }
     add(footprint::case(plan.pick(1_000_000, 100_000)), plan.rounds())?;
     for case in idle::cases(plan.pick(Duration::from_secs(2), Duration::from_millis(200))) {
@@ -85,17 +83,8 @@ pub(crate) fn run(plan: &Plan, report: &mut Report) -> Result<()> {
 /// Full cycles on one thread. A peer without batches sends and receives as many messages one by one.
 fn cycles(n: u64, batch: u64) -> Case {
     let single = if batch == 1 { "" } else { ", one at a time" };
-    let case = Case::new(format!("send + receive + acknowledge, batch {batch}"), RATE, move || {
+    let case = Case::new(format!("one thread, batch {batch}"), RATE, move || {
         alone(n, ours::cycles(n, batch))
-    })
-    .against_peer(format!("capp-queue, String{single}"), move || {
-        alone(n, capp::cycles::<TextJob>(n, batch, Finish::Ack))
-    })
-    .against_peer(format!("capp-queue, Vec<u8>{single}"), move || {
-        alone(n, capp::cycles::<BytesJob>(n, batch, Finish::Ack))
-    })
-    .against_peer(format!("capp-queue, String, with set (as in its runtime){single}"), move || {
-        alone(n, capp::cycles::<TextJob>(n, batch, Finish::SetAndAck))
     })
     .against_peer(format!("apalis Worker (no-op ack){single}"), move || {
         alone(n, apalis::worker_cycles::<TextJob>(n, batch))
@@ -104,22 +93,21 @@ fn cycles(n: u64, batch: u64) -> Case {
         alone(n, apalis::poll_cycles::<TextJob>(n, batch))
     });
     if batch == 1 {
-        case.against("Tokio mpsc (no ack)", move || alone(n, mpsc::cycles(n)))
-    } else {
-        case.against(format!("Tokio mpsc, reserve_many+recv_many of {batch} (no ack)"), move || {
-            alone(n, mpsc::batch_cycles(n, batch as usize))
-        })
+        // The channel and capp-queue are on the curves.
+        return case;
     }
+    case.against_peer(format!("capp-queue{single}"), move || {
+        alone(n, capp::cycles::<TextJob>(n, batch))
+    })
+    .against_limit(format!("Tokio mpsc, reserve_many+recv_many of {batch} (no ack)"), move || {
+        alone(n, mpsc::batch_cycles(n, batch as usize))
+    })
 }
 
 /// Full cycles with JSON on both sides.
 fn typed(n: u64) -> Case {
-    Case::new("typed JSON, send + receive + acknowledge, one at a time", RATE, move || {
-        alone(n, ours::typed_cycles(n))
-    })
-    .against_peer("capp-queue, String", move || {
-        alone(n, capp::cycles::<TextJob>(n, 1, Finish::Ack))
-    })
+    Case::new("one thread, typed JSON, batch 1", RATE, move || alone(n, ours::typed_cycles(n)))
+        .against_peer("capp-queue", move || alone(n, capp::cycles::<TextJob>(n, 1)))
 }
 
 /// Many senders and receivers on two threads. Everybody sends one by one.
@@ -131,13 +119,13 @@ fn many(n: u64, batch: usize) -> Case {
         load::CONSUMERS
     );
     Case::new(name, RATE, move || together(n, ours::many(n, batch)))
-        .against_peer(format!("capp-queue, String, consumers poll{single}"), move || {
+        .against_peer(format!("capp-queue, consumers poll{single}"), move || {
             together(n, capp::many::<TextJob>(n))
         })
         .against_peer(format!("apalis Worker, concurrency 4 (no-op ack){single}"), move || {
             together(n, apalis::many::<TextJob>(n))
         })
-        .against(
+        .against_limit(
             format!("Tokio mpsc, receiver in a Mutex, recv_many of {batch} (no ack)"),
             move || together(n, mpsc::many(n, batch)),
         )
@@ -152,7 +140,7 @@ fn with_backlog(n: u64, batch: u64, backlog: u64) -> Result<Case> {
     Ok(Case::new(name, Unit::NanosPerCycle, move || {
         Ok(nanos_each(n, on_one_thread(long.cycles(n, batch))?))
     })
-    .against("the same queue, empty", move || {
+    .against("Pillarbox, the same queue, empty", move || {
         Ok(nanos_each(n, on_one_thread(empty.cycles(n, batch))?))
     }))
 }

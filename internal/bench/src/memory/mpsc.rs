@@ -16,20 +16,6 @@ use crate::measure::{Result, expect_eq};
 /// Room in a bounded channel.
 const BOUND: usize = 1024;
 
-/// Sends and receives one by one.
-pub(super) async fn cycles(n: u64) -> Result<Duration> {
-    let (sender, mut receiver) = mpsc::channel(BOUND);
-    let start = Instant::now();
-    for seq in 0..n {
-        sender.send(bytes(seq)).await?;
-        let body = receiver.recv().await.ok_or("the channel is closed")?;
-        expect_eq("next in line", seq_of(&body)?, seq)?;
-    }
-    let elapsed = start.elapsed();
-    expect_eq("messages left", receiver.len(), 0)?;
-    Ok(elapsed)
-}
-
 /// Sends `batch` messages with room reserved at once, and receives them by one `recv_many`.
 pub(super) async fn batch_cycles(n: u64, batch: usize) -> Result<Duration> {
     let (sender, mut receiver) = mpsc::channel(BOUND);

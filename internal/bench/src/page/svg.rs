@@ -36,7 +36,8 @@ const PURPLE: &str = "#7a4fa3";
 /// Above this ratio between the largest and the smallest figure, the scale is logarithmic.
 const LINEAR_UP_TO: f64 = 10.0;
 
-/// Returns the lines of the picture: ours, limits, and the best peers, in the order of the chart.
+/// Returns the lines of the picture: ours, limits, and the best peers, in the order of the chart. Ours with other
+/// settings is drawn where there are no peers.
 pub(super) fn drawn(chart: &Chart) -> Vec<&Line> {
     let mut peers: Vec<&Line> =
         of_role(chart, Role::Peer).filter(|l| !figures(l).is_empty()).collect();
@@ -52,8 +53,10 @@ pub(super) fn drawn(chart: &Chart) -> Vec<&Line> {
         a.0.cmp(&b.0).then(a.1.total_cmp(&b.1))
     });
     peers.truncate(PEERS);
-    let is_drawn = |line: &&Line| {
-        line.role != Role::Peer || peers.iter().any(|peer| std::ptr::eq(*peer, *line))
+    let is_drawn = |line: &&Line| match line.role {
+        Role::Ours | Role::Limit => true,
+        Role::Variant => peers.is_empty(),
+        Role::Peer => peers.iter().any(|peer| std::ptr::eq(*peer, *line)),
     };
     chart.lines.iter().filter(is_drawn).collect()
 }
@@ -84,7 +87,7 @@ pub(super) fn plot(chart: &Chart) -> String {
     let mut coloured: Vec<_> = lines
         .into_iter()
         .map(|line| match line.role {
-            Role::Ours => (line, colour_of_ours(&line.name)),
+            Role::Ours | Role::Variant => (line, colour_of_ours(&line.name)),
             Role::Limit => (line, MUTED),
             Role::Peer => (line, peers.next().copied().unwrap_or(MUTED)),
         })
@@ -104,7 +107,7 @@ pub(super) fn plot(chart: &Chart) -> String {
 fn colour_of_ours(name: &str) -> &'static str {
     match name {
         "Redis" => GREEN,
-        "SQLite, NORMAL" => PURPLE,
+        name if name.starts_with("SQLite, ") => PURPLE,
         name if name.starts_with("SQLite") => RUST,
         _ => BLUE,
     }
@@ -279,7 +282,7 @@ fn draw_line(
     let (width, dashes) = match line.role {
         Role::Ours => (2.8, ""),
         Role::Limit => (1.6, " stroke-dasharray=\"5 4\""),
-        Role::Peer => (1.6, ""),
+        Role::Variant | Role::Peer => (1.6, ""),
     };
     let mut path = String::new();
     let mut points = String::new();
@@ -332,16 +335,16 @@ fn draw_names(svg: &mut String, mut names: Vec<(f64, &str, &str, Role)>) {
     }
     for ((y, name, colour, role), height) in names.iter().zip(heights) {
         let weight = if *role == Role::Ours { " font-weight=\"600\"" } else { "" };
-        let limit = if *role == Role::Limit { " (limit)" } else { "" };
+        let name = role.title(name);
         let _ = writeln!(
             svg,
             "<line x1=\"{:.1}\" x2=\"{:.1}\" y1=\"{y:.1}\" y2=\"{height:.1}\" stroke=\"{colour}\" stroke-width=\"0.8\"/>\
-             <text x=\"{:.1}\" y=\"{:.1}\" font-size=\"13\" fill=\"{colour}\"{weight}>{}{limit}</text>",
+             <text x=\"{:.1}\" y=\"{:.1}\" font-size=\"13\" fill=\"{colour}\"{weight}>{}</text>",
             RIGHT - 4.0,
             RIGHT + 10.0,
             RIGHT + 14.0,
             height + 4.0,
-            escaped(name),
+            escaped(&name),
         );
     }
 }

@@ -23,7 +23,7 @@ use redis::cmd;
 
 use super::native::connect;
 use crate::apalis::{Handled, Job, Running, handle, wake_ups};
-use crate::cycles::{Done, Load, Numbers, crowd};
+use crate::cycles::{Done, Load, Numbers, ResponseTimes, crowd};
 use crate::measure::{Result, expect_eq};
 
 /// How it is configured.
@@ -53,8 +53,10 @@ pub(crate) async fn cycles(url: &str, load: Load, tuned: Tuned) -> Result<Done> 
     let worker = Running::start(|stopped| worker.run_until(stopped));
 
     let numbers = Numbers::within(load.window);
-    let callers = (0..load.callers)
-        .map(|_| push(storage.clone(), numbers.clone(), load.batch, wake.clone(), handled.clone()));
+    let callers = (0..load.callers).map(|_| {
+        let times = ResponseTimes::start(load.callers);
+        push(storage.clone(), numbers.clone(), load.batch, wake.clone(), handled.clone(), times)
+    });
     let start = Instant::now();
     let (each, _) = crowd(callers).await?;
     worker.stop().await?;
@@ -73,10 +75,9 @@ async fn push(
     batch: u64,
     wake: UnboundedSender<()>,
     handled: Handled,
+    mut times: ResponseTimes,
 ) -> Result<Vec<Duration>> {
-    let mut each = Vec::new();
     while let Some(number) = numbers.take() {
-        let start = Instant::now();
         if batch == 1 {
             storage.push(Job::new(number)).await?;
         } else {
@@ -85,7 +86,7 @@ async fn push(
         }
         wake.unbounded_send(())?;
         handled.wait_for(batch).await?;
-        each.push(start.elapsed());
+        times.next().await;
     }
-    Ok(each)
+    Ok(times.all())
 }

@@ -1,4 +1,4 @@
-//! Whether a long queue makes each message dearer, or many queues do.
+//! Whether messages in flight make each message dearer, and what the first use of a queue costs.
 //!
 //! The servers live through all rounds. Each message that is received is acknowledged, and another
 //! is sent, so that every queue stays as long as it is.
@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use pillarbox_testing::server::RedisServer;
 
 use super::cycle::Kept;
-use super::{fresh, window};
+use super::{fresh, wait_for_rewrites, window};
 use crate::cycles::{Contestant, Load, Numbers, crowd, cycle, cycles_on_backlog};
 use crate::measure::{Case, Plan, Result, nanos_each, on_two_threads};
 use crate::ours::Ours;
@@ -18,28 +18,17 @@ use crate::report::{Unit, grouped};
 /// Messages in a batch.
 const BATCH: u64 = 10;
 
-/// What a queue holds before and after each run.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum State {
-    Pending,
-    InFlight,
-}
-
-/// Cycles on a queue with a backlog.
-pub(super) fn long(plan: &Plan, state: State) -> Case {
+/// Cycles on a queue with many messages in flight.
+pub(super) fn in_flight(plan: &Plan) -> Case {
     let messages = plan.pick(1_000_000, 2_000);
-    let what = match state {
-        State::Pending => "ready",
-        State::InFlight => "in flight",
-    };
     let load = Load { callers: 1, batch: BATCH, window: window(plan) };
     let side = |messages: u64| {
         let mut server = None;
         move || {
-            // Filled by the run that is not measured.
+            // Filled before the first run.
             let server = match &mut server {
                 Some(server) => server,
-                none => none.insert(filled(messages, state)?),
+                none => none.insert(filled(messages)?),
             };
             on_two_threads(async {
                 let queue = Ours::open(&server.url()).await?;
@@ -49,26 +38,26 @@ pub(super) fn long(plan: &Plan, state: State) -> Case {
             })
         }
     };
-    let name = format!("cycle, {}, {} {what}", load.name(), grouped(messages));
-    Case::new(name, Unit::NanosPerCycle, side(messages)).against("the same queue, empty", side(0))
+    let name = format!("cycle, {}, {} in flight", load.name(), grouped(messages));
+    Case::new(name, Unit::NanosPerCycle, side(messages))
+        .against("Pillarbox, the same queue, empty", side(0))
 }
 
-/// Starts a server whose queue holds `messages` messages.
-fn filled(messages: u64, state: State) -> Result<RedisServer> {
-    let server = fresh(Kept::No);
+/// Starts a server whose queue holds `messages` messages, all of them in flight.
+fn filled(messages: u64) -> Result<RedisServer> {
+    let server = fresh(Kept::EverySecond);
     on_two_threads(async {
         let queue = Ours::open(&server.url()).await?;
         queue.fill(messages).await?;
-        if state == State::InFlight {
-            queue.hold(messages).await?;
-        }
+        queue.hold(messages).await?;
         queue.close(messages).await
     })?;
+    wait_for_rewrites(&server);
     Ok(server)
 }
 
-/// Cycles on many queues, one after the other.
-pub(super) fn many(plan: &Plan) -> Case {
+/// Cycles of a process on queues that it has not used before. (On the curves it has used all of them.)
+pub(super) fn new_queues(plan: &Plan) -> Case {
     let queues = plan.pick(10_000, 100);
     let window = window(plan);
     let side = |queues: u64| {
@@ -77,7 +66,7 @@ pub(super) fn many(plan: &Plan) -> Case {
         let next = Arc::new(AtomicU64::new(0));
         move || {
             let next = next.clone();
-            let server = server.get_or_insert_with(|| fresh(Kept::No));
+            let server = server.get_or_insert_with(|| fresh(Kept::EverySecond));
             on_two_threads(async {
                 let ours = Ours::open(&server.url()).await?;
                 let names = (0..queues).map(|number| format!("bench-{number}"));
@@ -97,6 +86,9 @@ pub(super) fn many(plan: &Plan) -> Case {
             })
         }
     };
-    let name = format!("cycle, 1 caller, batch {BATCH}, {} queues in turn", grouped(queues));
-    Case::new(name, Unit::NanosPerCycle, side(queues)).against("one queue", side(1))
+    let name = format!(
+        "cycle, 1 caller, batch {BATCH}, each on another of {} new queues",
+        grouped(queues)
+    );
+    Case::new(name, Unit::NanosPerCycle, side(queues)).against("Pillarbox, one queue", side(1))
 }

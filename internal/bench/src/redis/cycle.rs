@@ -16,13 +16,12 @@ use crate::peers::Peer;
 use crate::report::Unit;
 
 /// The peers that are programs of their own. The others are on the curves.
-pub(super) const PEERS: [Peer; 2] = [Peer::BullMq, Peer::Seed];
+pub(super) const PEERS: [Peer; 2] = [Peer::BullMq, Peer::LuaMailbox];
 
 /// Who does the cycles.
 #[derive(Debug, Clone, Copy)]
 enum Who {
     Ours,
-    OursUncoalesced,
     Native,
     Apalis(Tuned),
     Peer(Peer),
@@ -39,44 +38,49 @@ pub(crate) enum Kept {
     Always,
 }
 
-/// Full cycles with `callers` callers, against all contestants.
-pub(super) fn against_all(plan: &Plan, callers: u64, batch: u64) -> Case {
-    let load = Load { callers, batch, window: window(plan) };
-    let name = format!("cycle, {}", load.name());
-    let mut case = rate(name, load, Kept::No);
-    // Where calls are large already, there is little to coalesce.
-    if callers > 1 && batch == 1 {
-        case = against_rate(case, Who::OursUncoalesced, load, Kept::No);
-    }
-    case = against_rate(case, Who::Native, load, Kept::No);
+/// Full cycles in batches, against all contestants.
+pub(super) fn in_batches(plan: &Plan) -> Case {
+    let (load, kept) = (batches(plan), Kept::EverySecond);
+    let mut case = rate(format!("cycle, {}", load.name()), load, kept);
+    case = against_rate(case, Who::Native, load, kept);
     let peers = PEERS.into_iter().filter(|peer| peer.is_here()).map(Who::Peer);
-    for peer in peers.chain([Tuned::No, Tuned::Yes].map(Who::Apalis)) {
-        case = against_rate(case, peer, load, Kept::No);
+    for peer in [Tuned::No, Tuned::Yes].map(Who::Apalis).into_iter().chain(peers) {
+        case = against_rate(case, peer, load, kept);
     }
     case
 }
 
-/// Full cycles with a server that keeps its data.
+/// The same with a server that keeps its data in another way.
 pub(super) fn kept(plan: &Plan, kept: Kept) -> Case {
-    let load = Load { callers: 64, batch: 10, window: window(plan) };
-    let log = match kept {
-        Kept::No => "off",
-        Kept::EverySecond => "everysec",
-        Kept::Always => "always",
-    };
-    let case = rate(format!("cycle, {}, AOF {log}", load.name()), load, kept);
+    let load = batches(plan);
+    let case = rate(format!("cycle, {}, {}", load.name(), kept.name()), load, kept);
     against_rate(case, Who::Native, load, kept)
 }
 
-/// How much of the server's time a message takes.
+fn batches(plan: &Plan) -> Load {
+    Load { callers: 64, batch: 10, window: window(plan) }
+}
+
+impl Kept {
+    fn name(self) -> &'static str {
+        match self {
+            Self::No => "AOF off",
+            Self::EverySecond => "AOF everysec",
+            Self::Always => "AOF always",
+        }
+    }
+}
+
+/// How much of the server's time a message takes. Without a log: these figures are the inputs of plans, which
+/// have none.
 pub(super) fn server_cpu(plan: &Plan, callers: u64, batch: u64) -> Case {
     let load = Load { callers, batch, window: window(plan) };
-    let name = format!("server CPU per message, {}", load.name());
+    let name = format!("server CPU per message, {}, {}", load.name(), Kept::No.name());
     Case::new(name, Unit::CpuMicrosPerMessage, move || {
         let server = fresh(Kept::No);
         on_two_threads(async { cpu(&server, Ours::open(&server.url()).await?, load).await })
     })
-    .against(Who::Native.name(), move || {
+    .against_limit(Who::Native.name(), move || {
         let server = fresh(Kept::No);
         on_two_threads(async { cpu(&server, Native::open(&server.url()).await?, load).await })
     })
@@ -101,7 +105,8 @@ fn against_rate(case: Case, who: Who, load: Load, kept: Kept) -> Case {
     let run = move || who.rate(load, kept);
     match who {
         Who::Apalis(_) | Who::Peer(_) => case.against_peer(who.name(), run),
-        Who::Ours | Who::OursUncoalesced | Who::Native => case.against(who.name(), run),
+        Who::Ours => case.against(who.name(), run),
+        Who::Native => case.against_limit(who.name(), run),
     }
 }
 
@@ -109,10 +114,9 @@ impl Who {
     fn name(self) -> &'static str {
         match self {
             Self::Ours => "ours",
-            Self::OursUncoalesced => "Pillarbox, calls not coalesced",
-            Self::Native => "plain Redis commands (limit)",
-            Self::Apalis(Tuned::No) => "apalis-redis Worker",
-            Self::Apalis(Tuned::Yes) => "apalis-redis Worker (tuned)",
+            Self::Native => "plain Redis commands",
+            Self::Apalis(Tuned::No) => "apalis-redis",
+            Self::Apalis(Tuned::Yes) => "apalis-redis (tuned)",
             Self::Peer(peer) => peer.name(),
         }
     }
@@ -126,9 +130,6 @@ impl Who {
         let url = server.url();
         match self {
             Self::Ours => on_two_threads(async { run(Ours::open(&url).await?, load).await }),
-            Self::OursUncoalesced => {
-                on_two_threads(async { run(Ours::open_uncoalesced(&url).await?, load).await })
-            }
             Self::Native => on_two_threads(async { run(Native::open(&url).await?, load).await }),
             Self::Apalis(tuned) => on_two_threads(apalis::cycles(&url, load, tuned)),
             Self::Peer(peer) => Ok(peer.cycles(&server.port().to_string(), load)?.done),

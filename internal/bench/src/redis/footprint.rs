@@ -18,20 +18,19 @@ use crate::report::{Unit, grouped};
 
 pub(super) fn case(plan: &Plan) -> Case {
     let messages = plan.pick(1_000_000, 2_000);
-    let name = format!("server memory per message, {} ready", grouped(messages));
+    let name = format!("server memory per message, {} ready, AOF off", grouped(messages));
     Case::new(name, Unit::Bytes, move || {
         let server = fresh(Kept::No);
         on_two_threads(async {
             measure(from_ref(&server), Ours::open(&server.url()).await?, messages).await
         })
     })
-    .against("plain Redis commands (limit)", move || {
+    .against_limit("plain Redis commands", move || {
         let server = fresh(Kept::No);
         on_two_threads(async {
             measure(from_ref(&server), Native::open(&server.url()).await?, messages).await
         })
     })
-    .cold()
 }
 
 /// Sends `messages` messages and returns the growth of the servers' memory in bytes per message.

@@ -2,17 +2,19 @@
 //!
 //! | case | what it asks |
 //! |---|---|
-//! | cycle | how many messages go all the way, for one caller, for many, and in batches |
-//! | AOF | the same when the server keeps them on disk |
+//! | cycle in batches | how many messages go all the way, in batches of 10 |
+//! | AOF | the same when the server keeps nothing on disk, and when it syncs every call |
 //! | server CPU | how much of the server each message takes, which is what all clients share |
-//! | pending, in flight, queues in turn | whether long queues, or many, make each message dearer |
+//! | in flight, new queues | whether messages in flight make each message dearer, and what the first use of a queue costs |
 //! | server memory | what a message takes while it waits |
 //! | a receiver that waits | how soon it has a message |
 //! | server commands | what waiting costs the server |
 //!
-//! The limit is plain commands (see `native`); the peers are BullMQ, the scripts that this project
-//! began with (see `peers`) and apalis-redis (see `apalis`). Each says in its module what it leaves
-//! out. Where ours is compared with itself, the ratio is what the difference costs.
+//! The limit is plain commands (see `native`); the peers are BullMQ, a mailbox of Lua scripts (see
+//! `peers`) and apalis-redis (see `apalis`). Each says in its module what it leaves out. Where ours is
+//! compared with itself, the ratio is what the difference costs. Single messages of 1 to 256 callers, long
+//! queues and many queues are on the curves. Servers keep a log that is synced every second, as there,
+//! unless a case says otherwise.
 //!
 //! Every run starts a server of its own, the `redis-server` that is installed, on this machine; they
 //! share its processors, so that all rates depend on how many there are.
@@ -28,7 +30,6 @@ use std::time::Duration;
 
 use pillarbox_testing::server::RedisServer;
 
-use self::backlog::State;
 pub(crate) use self::cycle::Kept;
 use crate::measure::{Case, Plan, Result};
 use crate::report::Report;
@@ -46,25 +47,21 @@ pub(crate) fn run(plan: &Plan, report: &mut Report) -> Result<()> {
         Ok(())
     };
     let mut add = |case: Case| add_of_rounds(case, plan.rounds());
-    for (callers, batch) in [(1, 1), (64, 10), (256, 1)] {
-        add(cycle::against_all(plan, callers, batch))?;
-    }
-    for kept in [Kept::No, Kept::EverySecond, Kept::Always] {
+    add(cycle::in_batches(plan))?;
+    for kept in [Kept::No, Kept::Always] {
         add(cycle::kept(plan, kept))?;
     }
     for (callers, batch) in [(1, 1), (1, 10), (1, 100), (64, 10)] {
         add(cycle::server_cpu(plan, callers, batch))?;
     }
-    for state in [State::Pending, State::InFlight] {
-        add(backlog::long(plan, state))?;
-    }
-    add(backlog::many(plan))?;
+    add(backlog::in_flight(plan))?;
+    add(backlog::new_queues(plan))?;
     add(footprint::case(plan))?;
     for waiters in [1, 16] {
         add(wake::latency(plan, waiters))?;
     }
     for queues in [1, 16, 100] {
-        // Takes minutes, and hardly varies.
+        // Takes long, and hardly varies.
         add_of_rounds(wake::idle(plan, queues), 1)?;
     }
     Ok(())
@@ -73,6 +70,15 @@ pub(crate) fn run(plan: &Plan, report: &mut Report) -> Result<()> {
 /// How long a run takes whose figure is a rate or a cost.
 pub(crate) fn window(plan: &Plan) -> Duration {
     plan.pick(Duration::from_millis(1500), Duration::from_millis(40))
+}
+
+/// Waits until a server has rewritten its log, which it does in a child process when the log has grown.
+pub(crate) fn wait_for_rewrites(server: &RedisServer) {
+    while server.info("aof_rewrite_in_progress") != "0"
+        || server.info("aof_rewrite_scheduled") != "0"
+    {
+        std::thread::sleep(Duration::from_millis(100));
+    }
 }
 
 /// A server that holds nothing. Its files are where those of the other suites are.

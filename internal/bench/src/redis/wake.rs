@@ -7,7 +7,7 @@
 //! Waiting is measured by what the server has carried out meanwhile (`total_commands_processed`,
 //! which counts the commands within scripts too). Who waits may still look at each queue now and
 //! then, and one command a second is what a process may ask for; so the window is long enough for
-//! all queues to have had their turn at that pace. Compared with `BLPOP` for a second at a time on
+//! all queues to have had their turn at that pace, up to 40 seconds. Compared with `BLPOP` for a second at a time on
 //! each queue, which is how one waits if one also has to look for leases that have ended. Where
 //! there was no command at all, it counts as one.
 
@@ -34,15 +34,15 @@ pub(super) fn latency(plan: &Plan, waiters: usize) -> Case {
     let figures =
         ["p50", "p99"].map(|place| Figure::median(format!("{name}, {place}"), Unit::Micros));
     Case::several(name, figures, move || {
-        let server = fresh(Kept::No);
+        let server = fresh(Kept::EverySecond);
         on_two_threads(async {
             let (sender, receiver) =
                 (Ours::open(&server.url()).await?, Ours::open(&server.url()).await?);
             pick_up(sender, vec![receiver; waiters], messages).await
         })
     })
-    .against("BLPOP (limit)", move || {
-        let server = fresh(Kept::No);
+    .against_limit("BLPOP", move || {
+        let server = fresh(Kept::EverySecond);
         on_two_threads(async {
             let sender = Blocking::open(&server.url()).await?;
             let mut receivers = Vec::new();
@@ -103,7 +103,8 @@ pub(crate) async fn pick_up<C: Contestant>(
 
 /// One process that waits for a message in each of `queues` queues.
 pub(super) fn idle(plan: &Plan, queues: u32) -> Case {
-    let in_turn = (Duration::from_millis(1300) * queues).max(Duration::from_secs(10));
+    let in_turn = Duration::from_millis(1300) * queues;
+    let in_turn = in_turn.clamp(Duration::from_secs(10), Duration::from_secs(40));
     let window = plan.pick(in_turn, Duration::from_millis(200));
     // It asks all the time.
     let window_of_other = window.min(Duration::from_secs(5));
@@ -112,14 +113,13 @@ pub(super) fn idle(plan: &Plan, queues: u32) -> Case {
         if queues == 1 { "1 queue".to_owned() } else { format!("each of {queues} queues") }
     );
     Case::new(name, Unit::CommandsPerSecond, move || on_two_threads(ours_waits(queues, window)))
-        .against("one BLPOP per queue, 1 s timeout", move || {
+        .against_limit("one BLPOP per queue, 1 s timeout", move || {
             on_two_threads(blpop_waits(queues, window_of_other))
         })
-        .cold()
 }
 
 async fn ours_waits(queues: u32, window: Duration) -> Result<f64> {
-    let server = fresh(Kept::No);
+    let server = fresh(Kept::EverySecond);
     let ours = Ours::open(&server.url()).await?;
     let mut waiters = JoinSet::new();
     for number in 0..queues {
@@ -135,7 +135,7 @@ async fn ours_waits(queues: u32, window: Duration) -> Result<f64> {
 }
 
 async fn blpop_waits(queues: u32, window: Duration) -> Result<f64> {
-    let server = fresh(Kept::No);
+    let server = fresh(Kept::EverySecond);
     let mut waiters = JoinSet::new();
     for number in 0..queues {
         let mut connection = connect(&server.url()).await?;

@@ -7,8 +7,8 @@
 //! On SQLite it syncs as ours does, and has one connection, which was the quickest there.
 //!
 //! As it comes, with as many handlers at a time as ours has workers; and tuned for throughput: without
-//! that limit, which handlers that do nothing do not need; with batches as large as ours has places
-//! for with inboxes of 64; `lock_tasks(false)`; and on Redis `emit_events(false)`.
+//! that limit, which handlers that do nothing do not need; with batches as large as what ours holds by
+//! default; `lock_tasks(false)`; and on Redis `emit_events(false)`.
 //!
 //! It gets a short queue, for it does not bear a long one. On SQLite, marking jobs done looks at all
 //! jobs that the worker has ever fetched, and at the whole batch for each of them (`ack.sql` goes by the

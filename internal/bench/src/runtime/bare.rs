@@ -5,10 +5,9 @@
 //! workers; a loop acknowledges what it has received in one call before it receives again.
 //!
 //! How many messages a call brings matters more than anything else where a call waits for a disk or
-//! a server. A group of workers with inboxes for `n` has `n + 1` places each, and asks for as many as
-//! are free: for a quarter of all at least while all are busy, for all at most. So there are two:
-//! loops that ask for the places of one worker, which together hold as many messages as the
-//! workers do; and loops that ask for the places of all workers, which hold four times as many.
+//! a server. Four default workers hold up to 260 messages: 4 that run and 256 that are prefetched. So there
+//! are two: loops that ask for 65 each, which together hold as many messages as the workers do; and
+//! loops that ask for 260 each, which hold four times as many.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

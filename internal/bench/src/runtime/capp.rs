@@ -6,8 +6,8 @@
 //! the time limit of 30 seconds that `build_service_stack` gives it, as ours has.
 //!
 //! As it comes, and tuned for throughput: it sleeps for a millisecond instead of 50 when its queue is
-//! empty, the buffer for results is eight times as large, and as many jobs run at a time as ours has
-//! places for with inboxes of 64. Its queue has no batches, so that there is no more to choose.
+//! empty, the buffer for results is eight times as large, and as many jobs run at a time as ours holds by
+//! default. Its queue has no batches, so that there is no more to choose.
 //!
 //! Not like for like: it has neither leases nor receipts, and a panic of a handler is lost with its
 //! job; but it encodes a job once more, to write back that it is in progress. While its queue is

@@ -36,7 +36,7 @@ enum Who {
 }
 
 pub(super) fn case(plan: &Plan, kind: Kind) -> Case {
-    let window = plan.pick(Duration::from_secs(4), Duration::from_millis(200));
+    let window = plan.pick(Duration::from_secs(2), Duration::from_millis(200));
     let child = move |who: &'static str| {
         move || {
             let store = Store::fresh(kind)?;
@@ -46,9 +46,8 @@ pub(super) fn case(plan: &Plan, kind: Kind) -> Case {
     };
     let name = format!("idle CPU, workers, {}", kind.name());
     Case::new(name, Unit::CpuMicrosPerSecond, child("worker"))
-        .against("plain waiter", child("bare"))
-        .against("no waiter", child("nobody"))
-        .cold()
+        .against_limit("plain waiter", child("bare"))
+        .against_limit("no waiter", child("nobody"))
 }
 
 impl Idle {
@@ -82,7 +81,7 @@ impl Idle {
                 }
                 Who::Worker => {
                     let seen = Seen::none_of(1);
-                    let running = ours::workers(mailbox, 1, &seen).start();
+                    let running = ours::workers(mailbox, &seen).start();
                     seen.all().await?;
                     let used = watch(window).await?;
                     expect_eq("jobs done", running.stop().await?.succeeded, 1)?;

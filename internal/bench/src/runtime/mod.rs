@@ -3,6 +3,7 @@
 //! | case | what it asks |
 //! |---|---|
 //! | no-op jobs | how many jobs go through four workers, and what the runtime costs on top of the mailbox, also in CPU time |
+//! | handlers of 100 ms | what each of two processes holds, and how they divide the work |
 //! | from send to the handler | how soon an idle worker has a message |
 //! | idle workers | what it costs to have nothing to do |
 //! | not watched | what events and metrics cost those who want them |
@@ -12,14 +13,15 @@
 //! module how it is configured and what it leaves out. In memory apalis has nothing that could be
 //! acknowledged, and so is no peer; see the memory suite.
 //!
-//! Two figures are asked of workers that the other suites cannot give: with the default inbox, for
-//! one message, and with one for 64, which is what to choose where handlers take less time than a
-//! call of the queue. Files are synced and servers keep a log, as in production; what the SQLite
-//! suite says of disks, and the Redis suite of shared processors, holds here too.
+//! Ours is a default `Worker`: nothing is set but the number of workers, which all contestants have. Rows
+//! with fixed caps of the prefetch show what could be gained by setting it. Files are synced and servers
+//! keep a log, as in production; what the SQLite suite says of disks, and the Redis suite of shared
+//! processors, holds here too.
 
 mod apalis;
 mod bare;
 mod capp;
+mod divide;
 mod idle;
 pub(crate) mod load;
 mod observed;
@@ -32,8 +34,8 @@ use clap::Subcommand;
 
 use self::store::Kind;
 use crate::measure::{Case, Plan, Result};
-use crate::place;
 use crate::report::Report;
+use crate::{place, process};
 
 const SUITE: &str = "runtime";
 /// The hidden subcommand that runs a [`Child`].
@@ -44,12 +46,15 @@ const CHILD: &str = "runtime-child";
 pub(crate) enum Child {
     /// CPU time of workers that have nothing to do.
     Idle(idle::Idle),
+    /// One of several processes that share the work.
+    Divide(divide::Process),
 }
 
 impl Child {
-    pub(crate) fn measure(self) -> Result<f64> {
+    pub(crate) fn run(self) -> Result<()> {
         match self {
-            Self::Idle(idle) => idle.measure(),
+            Self::Idle(idle) => process::say(&idle.measure()?.to_string()),
+            Self::Divide(process) => process.run(),
         }
     }
 }
@@ -68,9 +73,10 @@ pub(crate) fn run(plan: &Plan, report: &mut Report) -> Result<()> {
         Ok(())
     };
     for kind in Kind::ALL {
-        for inbox in [1, 64] {
-            add(throughput::case(plan, kind, inbox), kind)?;
-        }
+        add(throughput::case(plan, kind), kind)?;
+    }
+    for kind in [Kind::Sqlite, Kind::Redis] {
+        add(divide::case(plan, kind), kind)?;
     }
     for kind in Kind::ALL {
         add(wake::case(plan, kind), kind)?;
@@ -79,8 +85,5 @@ pub(crate) fn run(plan: &Plan, report: &mut Report) -> Result<()> {
         add(idle::case(plan, kind), kind)?;
     }
     // At last, for it installs a recorder.
-    for inbox in [1, 64] {
-        add(observed::case(plan, inbox), Kind::Memory)?;
-    }
-    Ok(())
+    add(observed::case(plan), Kind::Memory)
 }

@@ -28,29 +28,28 @@ struct Watched {
     by_metrics: bool,
 }
 
-/// Workers in memory that prefetch `inbox` messages each, with and without observers.
-pub(super) fn case(plan: &Plan, inbox: usize) -> Case {
+/// Default workers in memory, with and without observers.
+pub(super) fn case(plan: &Plan) -> Case {
     let jobs = plan.pick(400_000, 4_000);
-    let run =
-        move |watched: Watched| Ok(on_two_threads(drain(inbox, jobs, watched))?.figures(jobs));
-    let name = format!("no-op handlers, memory, prefetch {inbox}, not observed");
+    let run = move |watched: Watched| Ok(on_two_threads(drain(jobs, watched))?.figures(jobs));
+    let name = "no-op handlers, memory, not observed".to_owned();
     Case::several(name.clone(), figures(&name), move || run(Watched::default()))
-        .against("with an event listener", move || {
+        .against("Pillarbox, with an event listener", move || {
             run(Watched { by_events: true, by_metrics: false })
         })
-        .against("with a metrics recorder", move || {
+        .against("Pillarbox, with a metrics recorder", move || {
             run(Watched { by_events: false, by_metrics: true })
         })
-        .against("with both", move || run(Watched { by_events: true, by_metrics: true }))
+        .against("Pillarbox, with both", move || run(Watched { by_events: true, by_metrics: true }))
 }
 
-async fn drain(inbox: usize, jobs: u64, watched: Watched) -> Result<Took> {
+async fn drain(jobs: u64, watched: Watched) -> Result<Took> {
     let sums = Sums::switch(watched.by_metrics)?;
     let before = sums.all();
     let opened = Address::Memory.open().await?;
     fill(&opened.mailbox, jobs).await?;
     let seen = Seen::none_of(jobs);
-    let workers = ours::workers(&opened.mailbox, inbox, &seen);
+    let workers = ours::workers(&opened.mailbox, &seen);
     let events = watched.by_events.then(|| workers.control().events());
     let listener = tokio::spawn(async move {
         let (mut heard, Some(mut events)) = (0, events) else { return 0 };

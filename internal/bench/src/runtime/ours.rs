@@ -1,6 +1,6 @@
 //! Pillarbox: a [`Worker`] on a mailbox, as users get it.
 //!
-//! Every job passes the dispatcher, an inbox, the default Tower stack with its time limit and the
+//! Every job passes the dispatcher, a worker's queue, the default Tower stack with its time limit and the
 //! guard against panics, and goes back to be settled; its lease is watched, it is counted in the
 //! stats, and metrics, events and spans are emitted, but nothing listens to them here.
 
@@ -15,10 +15,20 @@ use crate::measure::{Result, expect_eq};
 /// Workers that only count.
 pub(super) type Counting = ReadyWorker<Job, (), Seen>;
 
-/// Workers on a mailbox, which count the jobs they are given.
-pub(super) fn workers(mailbox: &Mailbox<Job>, inbox: usize, seen: &Seen) -> Counting {
-    let worker = Worker::new(mailbox.clone()).context(seen.clone()).handler(handle);
-    worker.workers(WORKERS).prefetch(inbox)
+/// Workers on a mailbox, which count the jobs they are given. Nothing but their number is set.
+pub(super) fn workers(mailbox: &Mailbox<Job>, seen: &Seen) -> Counting {
+    Worker::new(mailbox.clone()).context(seen.clone()).handler(handle).workers(WORKERS)
+}
+
+/// Sets the cap of the prefetch, unless the default is asked for.
+pub(super) fn with_prefetch<C>(
+    worker: ReadyWorker<Job, (), C>,
+    max: Option<usize>,
+) -> ReadyWorker<Job, (), C> {
+    match max {
+        Some(max) => worker.prefetch(max),
+        None => worker,
+    }
 }
 
 async fn handle(job: Job, Context(seen): Context<Seen>) -> Result<()> {
@@ -27,10 +37,14 @@ async fn handle(job: Job, Context(seen): Context<Seen>) -> Result<()> {
 
 /// Fills a mailbox and has workers empty it. Says how long they took from their start until they
 /// have stopped, and so have settled every job.
-pub(super) async fn drain(mailbox: &Mailbox<Job>, inbox: usize, jobs: u64) -> Result<Took> {
+pub(super) async fn drain(
+    mailbox: &Mailbox<Job>,
+    prefetch: Option<usize>,
+    jobs: u64,
+) -> Result<Took> {
     fill(mailbox, jobs).await?;
     let seen = Seen::none_of(jobs);
-    run(workers(mailbox, inbox, &seen), &seen, jobs).await
+    run(with_prefetch(workers(mailbox, &seen), prefetch), &seen, jobs).await
 }
 
 /// Runs workers until they have seen all jobs, and stops them.

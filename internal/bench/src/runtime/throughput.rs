@@ -16,29 +16,34 @@ use super::{apalis, bare, capp, ours};
 use crate::measure::{Case, Figure, Plan, Result, on_two_threads};
 use crate::report::Unit;
 
-/// The room in inboxes that peers are tuned after.
-const LARGE_INBOX: usize = 64;
+/// Caps of the prefetch that are compared with the default.
+const CAPS: [usize; 5] = [0, 8, 64, 256, 1024];
+/// How many messages default workers hold at most: one for each, and what is prefetched. Peers are tuned
+/// after it.
+const PLACES: usize = WORKERS + 256;
 
-/// How many messages the workers hold at most.
-fn places(inbox: usize) -> usize {
-    WORKERS * (inbox + 1)
-}
-
-/// Workers that prefetch `inbox` messages each, on one kind of backend.
-pub(super) fn case(plan: &Plan, kind: Kind, inbox: usize) -> Case {
-    let jobs = jobs(plan, kind, inbox);
-    let name = format!("no-op handlers, {}, prefetch {inbox}", kind.name());
-    let mut case = Case::several(name.clone(), figures(&name), move || {
-        on_store(kind, jobs, async |address| {
-            let opened = address.open().await?;
-            let took = ours::drain(&opened.mailbox, inbox, jobs).await?;
-            opened.close().await?;
-            Ok(took)
-        })
-    });
-    for at_most in [inbox + 1, places(inbox)] {
+/// Default workers on one kind of backend, against fixed caps, loops without a runtime, and peers.
+pub(super) fn case(plan: &Plan, kind: Kind) -> Case {
+    let name = format!("no-op handlers, {WORKERS} workers, {}", kind.name());
+    let side = |prefetch: Option<usize>| {
+        let jobs = jobs(plan, kind, prefetch);
+        move || {
+            on_store(kind, jobs, async |address| {
+                let opened = address.open().await?;
+                let took = ours::drain(&opened.mailbox, prefetch, jobs).await?;
+                opened.close().await?;
+                Ok(took)
+            })
+        }
+    };
+    let mut case = Case::several(name.clone(), figures(&name), side(None));
+    for max in CAPS {
+        case = case.against(format!("Pillarbox, prefetch({max})"), side(Some(max)));
+    }
+    let jobs = jobs(plan, kind, None);
+    for at_most in [PLACES / WORKERS, PLACES] {
         let other = format!("{WORKERS} plain receive loops, up to {at_most} per call");
-        case = case.against(other, move || {
+        case = case.against_limit(other, move || {
             on_store(kind, jobs, async |address| {
                 let opened = address.open().await?;
                 let took = bare::drain(&opened.mailbox, at_most, jobs).await?;
@@ -61,20 +66,22 @@ pub(super) fn figures(name: &str) -> [Figure; 2] {
     ]
 }
 
-/// How many jobs ours, and the loops without it, are given.
-fn jobs(plan: &Plan, kind: Kind, inbox: usize) -> u64 {
-    match kind {
-        Kind::Memory => plan.pick(400_000, 4_000),
-        // Few in a call are few in a sync.
-        Kind::Sqlite if inbox < LARGE_INBOX => plan.pick(4_000, 500),
-        Kind::Sqlite => plan.pick(60_000, 1_000),
-        Kind::Redis => plan.pick(80_000, 1_000),
-    }
+/// How many jobs ours, and the loops without it, are given. Few in a call are few in a sync.
+fn jobs(plan: &Plan, kind: Kind, prefetch: Option<usize>) -> u64 {
+    let full = match (kind, prefetch) {
+        (Kind::Memory, Some(0)) => 200_000,
+        (Kind::Memory, _) => 400_000,
+        (Kind::Sqlite, Some(0)) => 4_000,
+        (Kind::Redis, Some(0)) => 8_000,
+        (_, Some(1..=8)) => 20_000,
+        (_, _) => 80_000,
+    };
+    plan.pick(full, full / 100)
 }
 
 fn against_capp(case: Case, plan: &Plan) -> Case {
     let jobs = plan.pick(200_000, 2_000);
-    let at_a_time = places(LARGE_INBOX);
+    let at_a_time = PLACES;
     let run = move |tuned| Ok(on_two_threads(capp::drain(jobs, tuned))?.figures(jobs));
     case.against_peer("capp runtime", move || run(capp::Tuned::No))
         .against_peer("capp runtime (tuned)", move || run(capp::Tuned::Yes { at_a_time }))
@@ -82,8 +89,8 @@ fn against_capp(case: Case, plan: &Plan) -> Case {
 
 fn against_apalis(case: Case, plan: &Plan, kind: Kind) -> Case {
     let peer = match kind {
-        Kind::Sqlite => "apalis-sqlite Worker",
-        Kind::Memory | Kind::Redis => "apalis-redis Worker",
+        Kind::Sqlite => "apalis-sqlite",
+        Kind::Memory | Kind::Redis => "apalis-redis",
     };
     let run = move |jobs, tuned| {
         on_store(kind, jobs, async |address| match address {
@@ -97,7 +104,7 @@ fn against_apalis(case: Case, plan: &Plan, kind: Kind) -> Case {
         Kind::Memory | Kind::Sqlite => plan.pick(1_000, 300),
         Kind::Redis => plan.pick(5_000, 500),
     };
-    let batch = places(LARGE_INBOX);
+    let batch = PLACES;
     case.against_peer(peer, move || run(jobs, apalis::Tuned::No))
         .against_peer(format!("{peer} (tuned)"), move || run(jobs, apalis::Tuned::Yes { batch }))
 }

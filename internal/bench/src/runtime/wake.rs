@@ -26,7 +26,7 @@ pub(super) fn case(plan: &Plan, kind: Kind) -> Case {
     let figures =
         ["p50", "p99"].map(|place| Figure::median(format!("{name}, {place}"), Unit::Micros));
     let case = Case::several(name, figures, move || run(kind, messages, to_worker))
-        .against("plain waiter", move || run(kind, messages, to_bare));
+        .against_limit("plain waiter", move || run(kind, messages, to_bare));
     match kind {
         Kind::Memory => {
             case.against_peer("capp runtime", move || on_two_threads(to_capp(messages)))
@@ -142,11 +142,11 @@ async fn pause() {
     tokio::time::sleep(Duration::from_micros(rand::random_range(5_000..10_000))).await;
 }
 
-/// Waits for as many messages at a time as workers with the default inbox do.
+/// Waits for as many messages at a time as there are workers.
 async fn receive(mailbox: Mailbox<Job>, messages: u64, clock: Clock) -> Result<()> {
     let mut left = messages as usize;
     while left > 0 {
-        let batch = mailbox.receive(Receive::up_to(2 * WORKERS).wait(WAIT)).await?;
+        let batch = mailbox.receive(Receive::up_to(WORKERS).wait(WAIT)).await?;
         if batch.is_empty() {
             return Err("waited for a message that is lost".into());
         }

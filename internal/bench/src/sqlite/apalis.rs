@@ -6,13 +6,13 @@
 //! callers. Time stops when the worker has stopped and so has written that all jobs are done.
 //!
 //! Its `setup` sets `synchronous=OFF`, with which an answered push may be lost and the file with
-//! it. Here every connection has `synchronous=FULL`, and the rest of what `setup` sets. Tuned for
-//! throughput: a batch as large as there are callers; `lock_tasks(false)`, as its example for
-//! immediate work has it, which saves it an update of each job; the worker woken at once by each
-//! push, with an interval besides, as its documentation advises; and one connection instead of ten,
-//! for several wait for each other's locks. Of 1, 2, 4 and 10 connections, one was the quickest at
-//! every number of callers, in a single comparison on one machine; the other choices were not
-//! compared.
+//! it. Here every connection has `synchronous=FULL`, and the rest of what `setup` sets. The worker is
+//! woken at once by each push, with an interval besides, as its documentation advises; and there is one
+//! connection instead of ten, for several wait for each other's locks: of 1, 2, 4 and 10 connections, one was
+//! the quickest at every number of callers, in a single comparison on one machine. Two configurations
+//! are measured: the default one, and one that is tuned for throughput: a batch as large as there are callers,
+//! and `lock_tasks(false)`, as its example for immediate work has it, which saves it an update of each
+//! job.
 //!
 //! Not like for like: it keeps jobs that are done; bodies are JSON; the caller does not wait until
 //! the job is marked done; there are neither receipts nor leases (jobs of a dead worker are taken
@@ -28,16 +28,19 @@ use apalis_sqlite::{Config, SqliteConnectOptions, SqlitePool, SqlitePoolOptions,
 use futures_channel::mpsc::UnboundedSender;
 use sqlx::sqlite::{SqliteJournalMode, SqliteSynchronous};
 
-use super::load::{Numbers, crowd};
 use crate::apalis::{Handled, Job, Running, handle, wake_ups};
-use crate::cycles::Done;
+use crate::cycles::{Done, Load, Numbers, ResponseTimes, crowd};
 use crate::measure::{Result, expect_eq};
+use crate::redis::apalis::Tuned;
 
-/// Runs full cycles with `callers` callers until the time is up.
-pub(crate) async fn cycles(directory: &Path, callers: u64, window: Duration) -> Result<Done> {
+/// Runs full cycles until the time is up.
+pub(crate) async fn cycles(directory: &Path, load: Load, tuned: Tuned) -> Result<Done> {
     let pool = open(&directory.join("jobs.db")).await?;
-    let config = Config::default().queue("bench").batch_size(callers.max(10) as usize);
-    let storage = SqliteStorage::<Job>::new(&pool).with_config(config.lock_tasks(false));
+    let mut config = Config::default().queue("bench");
+    if let Tuned::Yes = tuned {
+        config = config.batch_size(load.callers.max(10) as usize).lock_tasks(false);
+    }
+    let storage = SqliteStorage::<Job>::new(&pool).with_config(config);
     let (wake, strategy) = wake_ups();
     let handled = Handled::default();
     let worker = WorkerBuilder::new("bench")
@@ -46,9 +49,11 @@ pub(crate) async fn cycles(directory: &Path, callers: u64, window: Duration) -> 
         .build(handle);
     let worker = Running::start(|stopped| worker.run_until(stopped));
 
-    let numbers = Numbers::within(window);
-    let callers =
-        (0..callers).map(|_| push(storage.clone(), numbers.clone(), wake.clone(), handled.clone()));
+    let numbers = Numbers::within(load.window);
+    let callers = (0..load.callers).map(|_| {
+        let times = ResponseTimes::start(load.callers);
+        push(storage.clone(), numbers.clone(), wake.clone(), handled.clone(), times)
+    });
     let start = Instant::now();
     let (each, _) = crowd(callers).await?;
     worker.stop().await?;
@@ -89,14 +94,13 @@ async fn push(
     numbers: Numbers,
     wake: UnboundedSender<()>,
     handled: Handled,
+    mut times: ResponseTimes,
 ) -> Result<Vec<Duration>> {
-    let mut each = Vec::new();
     while let Some(seq) = numbers.take() {
-        let start = Instant::now();
         storage.push(Job::new(seq)).await?;
         wake.unbounded_send(())?;
         handled.wait_for(1).await?;
-        each.push(start.elapsed());
+        times.next().await;
     }
-    Ok(each)
+    Ok(times.all())
 }

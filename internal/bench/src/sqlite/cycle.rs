@@ -4,48 +4,35 @@
 //! that are in line. So the rate grows with the callers, up to what one thread can write down while
 //! the disk is at work. A caller need not receive what it has sent.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use super::load::{BODY, Durable, Numbers, body, crowd, seq_of};
+use super::load::{BODY, Durable, Numbers, ResponseTimes, body, crowd, seq_of};
 use super::log::Log;
 use super::ours::Ours;
-use super::{apalis, place, window};
+use super::{place, window};
 use crate::measure::{Case, Figure, Plan, Result, micros, on_two_threads, per_second, percentile};
 use crate::report::Unit;
 use crate::tally::Tally;
 
-const LOG: &str = "append-only log (limit)";
-
-/// Full cycles with `callers` concurrent callers and small bodies.
-pub(super) fn cycles(plan: &Plan, callers: u64) -> Case {
-    let load = Load { callers, length: BODY, window: window(plan) };
-    let name = format!("cycle, {}", callers_as_text(callers));
-    against_log(name, load).against_peer("apalis-sqlite Worker", move || {
-        let directory = place::fresh()?;
-        Ok(on_two_threads(apalis::cycles(directory.path(), callers, load.window))?.rate())
-    })
-}
+const LOG: &str = "append-only log";
 
 /// Full cycles with large bodies.
 pub(super) fn bodies(plan: &Plan, kibibytes: usize) -> Case {
     let load = Load { callers: 16, length: kibibytes << 10, window: window(plan) };
     let callers = callers_as_text(load.callers);
-    against_log(format!("cycle, {callers}, {kibibytes} KiB bodies"), load)
-}
-
-fn against_log(name: String, load: Load) -> Case {
+    let name = format!("cycle, {callers}, {kibibytes} KiB bodies");
     Case::new(name, Unit::MessagesPerSecond, move || on_ours(async |ours| cycle(ours, load).await))
-        .against(LOG, move || on_log(load, async |log| cycle(log, load).await))
+        .against_limit(LOG, move || on_log(load, async |log| cycle(log, load).await))
 }
 
-/// The latency of a send with `callers` concurrent callers.
+/// The response time of a send with `callers` concurrent callers.
 pub(super) fn latency(plan: &Plan, callers: u64) -> Case {
     let load = Load { callers, length: BODY, window: window(plan) };
     let name = format!("durable send, {}", callers_as_text(callers));
     let figures =
         ["p50", "p99"].map(|place| Figure::median(format!("{name}, {place}"), Unit::Micros));
     Case::several(name, figures, move || on_ours(async |ours| send(ours, load).await))
-        .against(LOG, move || on_log(load, async |log| send(log, load).await))
+        .against_limit(LOG, move || on_log(load, async |log| send(log, load).await))
 }
 
 fn callers_as_text(callers: u64) -> String {
@@ -125,15 +112,13 @@ async fn send(queue: &impl Durable, load: Load) -> Result<Outcome<[f64; 2]>> {
     let numbers = Numbers::within(load.window);
     let callers = (0..load.callers).map(|_| {
         let (queue, numbers) = (queue.clone(), numbers.clone());
+        let mut times = ResponseTimes::start(load.callers);
         async move {
-            let mut times = Vec::new();
             while let Some(seq) = numbers.take() {
-                let body = body(seq, load.length);
-                let start = Instant::now();
-                queue.send(body).await?;
-                times.push(start.elapsed());
+                queue.send(body(seq, load.length)).await?;
+                times.next().await;
             }
-            Ok(times)
+            Ok(times.all())
         }
     });
     let (times, _) = crowd(callers).await?;

@@ -22,7 +22,7 @@ pub(super) fn case(plan: &Plan) -> Case {
     Case::new(format!("receive {count} expired messages"), Unit::Millis, move || {
         run(messages, true)
     })
-    .against(format!("{count} new messages"), move || run(messages, false))
+    .against(format!("Pillarbox, {count} new messages"), move || run(messages, false))
 }
 
 /// Says how many milliseconds it took to receive all messages, for the second time or the first.

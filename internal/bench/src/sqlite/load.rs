@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 
-pub(super) use crate::load::{BODY, Numbers, WAIT, body, crowd, seq_of};
+pub(super) use crate::load::{BODY, Numbers, ResponseTimes, WAIT, body, crowd, seq_of};
 use crate::measure::Result;
 
 /// A durable queue: when one of its futures returns, its effect is on the disk.

@@ -2,8 +2,7 @@
 //!
 //! | case | what it asks |
 //! |---|---|
-//! | cycle, 1 to 256 callers | what many callers gain by sharing a sync, and how near that is to the limit |
-//! | bodies of 16 and 256 KiB | the same when the bytes themselves cost something |
+//! | bodies of 16 and 256 KiB | what a cycle costs when the bytes themselves cost something |
 //! | durable send | how long a caller waits until its message cannot be lost |
 //! | backlog | whether a long queue makes each message dearer |
 //! | leases that have ended | what a dead consumer with many messages costs its heir |
@@ -11,9 +10,9 @@
 //! | a receiver that waits | how soon it has a message from another process, and what it costs to wait |
 //! | after SIGKILL | how soon a full file can be used again |
 //!
-//! The limit is a log that only appends (see `log`); the peer is apalis-sqlite. Each says in its
-//! module what it leaves out. Where ours is compared with itself, the ratio is what the difference
-//! costs.
+//! The limit is a log that only appends (see `log`), which says in its module what it leaves out. Where
+//! ours is compared with itself, the ratio is what the difference costs. Peers and the number of callers are
+//! on the curves.
 //!
 //! All wait for the disk, so the figures tell of the disk first. How long a sync takes is printed
 //! before each case: where it takes long, all are nearer to each other; where it is quick, the work
@@ -43,7 +42,7 @@ use std::time::Duration;
 
 use pillarbox_sqlite::Synchronous;
 
-use self::backlog::{Backlog, Callers};
+use self::backlog::Backlog;
 pub(crate) use self::child::Child;
 use crate::measure::{Case, Plan, Result};
 use crate::place;
@@ -62,9 +61,6 @@ pub(crate) fn run(plan: &Plan, report: &mut Report) -> Result<()> {
         report.add(case.run(SUITE, plan.rounds())?);
         Ok(())
     };
-    for callers in [1, 16, 64, 256] {
-        add(cycle::cycles(plan, callers))?;
-    }
     for kibibytes in [16, 256] {
         add(cycle::bodies(plan, kibibytes))?;
     }
@@ -74,8 +70,7 @@ pub(crate) fn run(plan: &Plan, report: &mut Report) -> Result<()> {
     if plan.wants("backlog") {
         let backlog = Backlog::new(plan)?;
         for synchronous in [Synchronous::Full, Synchronous::Normal] {
-            add(backlog.case(Callers::One, synchronous)?)?;
-            add(backlog.case(Callers::Many, synchronous)?)?;
+            add(backlog.case(synchronous)?)?;
         }
     }
     add(expiry::case(plan))?;

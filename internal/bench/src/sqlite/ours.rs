@@ -58,12 +58,6 @@ impl Ours {
         Ok(self.queue.receive(Receive::up_to(max).wait(wait)).await?)
     }
 
-    /// Acknowledges several deliveries in one call.
-    pub(super) async fn acknowledge_all(&self, deliveries: Vec<Delivery>) -> Result<()> {
-        let settles = deliveries.into_iter().map(|delivery| Settle::acknowledge(delivery.receipt));
-        all(self.queue.settle(settles.collect()).await?)
-    }
-
     /// How many messages the queue holds, in whatever state.
     pub(super) async fn count(&self) -> Result<u64> {
         Ok(self.queue.counts().await?.total())

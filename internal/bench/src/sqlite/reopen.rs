@@ -45,10 +45,9 @@ pub(super) fn case(plan: &Plan) -> Result<Case> {
         kill_while_sending(&path(&full), messages)?;
         on_one_thread(open_and_receive(&path(&full), 1))
     })
-    .against("empty file, closed cleanly", move || {
+    .against("Pillarbox, empty file, closed cleanly", move || {
         on_one_thread(open_and_receive(&path(&empty), 0))
-    })
-    .cold())
+    }))
 }
 
 fn kill_while_sending(path: &Path, messages: u64) -> Result<()> {

@@ -1,4 +1,4 @@
-"""The mailbox of the specification that this project began with, in Python with Lua scripts.
+"""The Redis mailbox of the specification that Pillarbox implements, in Python with Lua scripts.
 
 A send is HSET and LPUSH in one transaction; a receive and an acknowledgement are a script for each
 message. Those of a batch go in one pipeline, which the specification does not ask for. With hiredis;
