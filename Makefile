@@ -12,7 +12,7 @@ ifdef CI
 export CARGO_INCREMENTAL := 0
 endif
 SUITES := curves memory sqlite redis runtime loops evals
-ROUNDS := 5
+ROUNDS := 3
 KILLS := 200
 REDIS_KILLS := 100
 FAILOVERS := 20
@@ -158,7 +158,7 @@ examples: setup ## Runs every example program
 	done
 
 .PHONY: bench
-bench: setup-bench ## Runs the benchmarks, about an hour, and writes docs/benchmarks.md with plots (SUITES="curves redis", ROUNDS=3)
+bench: setup-bench ## Runs the benchmarks, about half an hour, and writes docs/benchmarks.md, its plots and the figures of other pages (SUITES="curves redis", ROUNDS=3)
 	@$(benchmark) all --suites $(subst $(space),$(comma),$(strip $(SUITES))) --rounds $(ROUNDS) --out target/bench/results.json
 	@$(benchmark) page target/bench/results.json --to docs --readme README.md
 

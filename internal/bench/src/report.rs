@@ -363,7 +363,7 @@ mod tests {
         assert_eq!(rate(12.34), "12.3/s");
         assert_eq!(Unit::Bytes.human(1_234.4), "1234 B");
         assert_eq!(Unit::NanosPerCycle.human(99.96), "100 ns");
-        assert_eq!(Unit::Micros.human(3_990.6), "3991 µs");
+        assert_eq!(Unit::Micros.human(3_990.6), "3.99 ms");
         assert_eq!(Unit::Millis.human(12.34), "12.3 ms");
         assert_eq!(Unit::CpuMicrosPerSecond.human(0.5), "0.50 µs/s");
     }
@@ -380,7 +380,7 @@ mod tests {
         let line = json(&row("cycle", Unit::NanosPerCycle, 400.0, 300.0));
         assert_eq!(
             line,
-            r#"{"suite":"memory","case":"cycle","unit":"ns/cycle","ours":400.0,"other":300.0,"other_name":"peer","ratio":0.75}"#
+            r#"{"suite":"memory","case":"cycle","unit":"ns/cycle","ours":400.0,"other":300.0,"other_name":"peer","role":"peer","ratio":0.75}"#
         );
     }
 

@@ -39,6 +39,7 @@ const ALONE: Setup = Setup {
 };
 
 on_both! {
+    two_processes_with_slow_handlers_hold_little_and_share_the_work;
     sigterm_under_load_finishes_running_handlers_and_returns_the_rest_at_once;
     kill_9_under_load_loses_nothing_and_repeats_only_unsettled_messages;
     an_outage_is_survived_without_a_restart;
@@ -156,6 +157,51 @@ fn all_handled(shared: &SharedBackend, count: u64) -> HashMap<u64, usize> {
     assert!(lost.is_empty(), "lost: {lost:?}");
     assert_eq!(times.len() as u64, count, "something was carried out that nobody ordered");
     times
+}
+
+/// Returns the largest number of deliveries that a process had received and not settled, and the number that it
+/// handled, by its events.
+fn held_and_handled(said: &[String]) -> (usize, usize) {
+    let (mut held, mut most, mut handled) = (0_usize, 0, 0);
+    for line in said {
+        if line.starts_with("event received") {
+            held += 1;
+            most = most.max(held);
+        } else if line.starts_with("event succeeded") {
+            held -= 1;
+            handled += 1;
+        } else if line.starts_with("event returned") || line.starts_with("event released") {
+            held -= 1;
+        }
+    }
+    (most, handled)
+}
+
+fn two_processes_with_slow_handlers_hold_little_and_share_the_work(shared: SharedBackend) {
+    const FIRST: u64 = 8;
+    const ORDERS: u64 = 48;
+    on_threads(async {
+        let queues = Queues::at(&shared).await;
+        let slow = |number| Order { number, act: Act::Work(300) };
+        // As they are by default.
+        let setup =
+            Setup { prefetch: 256, results: 128, visibility: Duration::from_secs(30), ..SETUP };
+        let workers = [start_worker(&shared, &setup), start_worker(&shared, &setup)];
+        // Both are up when the work comes.
+        queues.send((0..FIRST).map(slow)).await;
+        workers.iter().for_each(|worker| worker.wait_for("begun", 0));
+        queues.send((FIRST..ORDERS).map(slow)).await;
+        queues.is_done().await;
+        for worker in workers {
+            let (said, _) = dismiss(worker, "TERM");
+            let (held, handled) = held_and_handled(&said);
+            println!("{}: held {held} at most, handled {handled} of {ORDERS}", shared.name());
+            // Four that have ended and are not settled yet, four that run, and one that waits.
+            assert!(held <= 2 * setup.workers + 1, "held {held}");
+            assert!(handled as u64 >= ORDERS * 2 / 5, "handled {handled} of {ORDERS}");
+        }
+        assert!(all_handled(&shared, ORDERS).values().all(|times| *times == 1));
+    });
 }
 
 fn sigterm_under_load_finishes_running_handlers_and_returns_the_rest_at_once(

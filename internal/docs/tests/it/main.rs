@@ -10,6 +10,7 @@ mod deployment;
 mod errors;
 mod failing;
 mod features;
+mod figures;
 mod operations;
 mod pages;
 mod security;
