@@ -196,8 +196,9 @@ fn two_processes_with_slow_handlers_hold_little_and_share_the_work(shared: Share
             let (said, _) = dismiss(worker, "TERM");
             let (held, handled) = held_and_handled(&said);
             println!("{}: held {held} at most, handled {handled} of {ORDERS}", shared.name());
-            // Four that have ended and are not settled yet, four that run, and one that waits.
-            assert!(held <= 2 * setup.workers + 1, "held {held}");
+            // Those that run, one that waits, and those that have ended and are not settled yet: some more of them if
+            // the machine is busy.
+            assert!(held <= 3 * setup.workers, "held {held}");
             assert!(handled as u64 >= ORDERS * 2 / 5, "handled {handled} of {ORDERS}");
         }
         assert!(all_handled(&shared, ORDERS).values().all(|times| *times == 1));
