@@ -100,7 +100,7 @@ fn the_sqlite_suite_prints_rows_of_the_agreed_form() {
 fn the_redis_suite_prints_rows_of_the_agreed_form() {
     // Peers that are not installed are left out, and their rows with them.
     let rows = bench(&["redis", "--quick", "--rounds", "1", "--json"]);
-    check(&rows, "redis", 19);
+    check(&rows, "redis", 18);
 }
 
 #[test]
