@@ -52,7 +52,7 @@ pub use diagnosis::{Diagnosis, Fact, Finding, Repair, Severity};
 #[doc(hidden)]
 pub use error::__fmt_error;
 pub use error::{Cause, Error, Result};
-pub use future::BoxFuture;
+pub use future::{BoxFuture, OperationFuture};
 pub use gate::Gate;
 pub use id::MessageId;
 pub use mailbox::{

@@ -6,8 +6,9 @@
 use std::fmt;
 use std::sync::Arc;
 
+use crate::capabilities::expect_len;
 use crate::error::Result;
-use crate::future::BoxFuture;
+use crate::future::{BoxFuture, OperationFuture};
 use crate::message::{Cursor, Delivery, Outgoing, PeekPage, Sent};
 use crate::options::{Partitions, QueueOptions, Receive, Redrive};
 use crate::settle::Settle;
@@ -34,6 +35,13 @@ pub trait Queue: fmt::Debug + Send + Sync + 'static {
     /// succeeds; [`Sent::is_new`] distinguishes the two.
     fn send(&self, batch: Vec<Outgoing>) -> BoxFuture<'_, Result<Vec<Result<Sent>>>>;
 
+    /// Stores one message. Does the same as [`send`](Self::send) with a batch of one, which is the default.
+    ///
+    /// A backend that can store a message at once may do so in the call, before the future is polled.
+    fn send_one(&self, message: Outgoing) -> OperationFuture<'_, Result<Sent>> {
+        OperationFuture::boxed(async { single(self.send(vec![message]).await) })
+    }
+
     /// Delivers at most `request.max` ready messages and starts a lease on each.
     ///
     /// Returns as soon as one message is ready; waits for it at most `request.wait`.
@@ -41,6 +49,14 @@ pub trait Queue: fmt::Debug + Send + Sync + 'static {
 
     /// Ends or extends leases, each only if its receipt is current and the lease has not expired.
     fn settle(&self, batch: Vec<Settle>) -> BoxFuture<'_, Result<Vec<Result<()>>>>;
+
+    /// Ends or extends one lease. Does the same as [`settle`](Self::settle) with a batch of one, which is the
+    /// default.
+    ///
+    /// A backend that can settle at once may do so in the call, before the future is polled.
+    fn settle_one(&self, settle: Settle) -> OperationFuture<'_, Result<()>> {
+        OperationFuture::boxed(async { single(self.settle(vec![settle]).await) })
+    }
 
     /// Returns at most `max` messages without delivering them: the ready ones in order of delivery, then the
     /// others in the order in which they will become ready; from the first message, or from `after`, the end
@@ -62,6 +78,12 @@ pub trait Queue: fmt::Debug + Send + Sync + 'static {
 
     /// Returns whether this handle is closed.
     fn is_closed(&self) -> bool;
+}
+
+/// Returns the result of a batch of one entry.
+fn single<T>(results: Result<Vec<Result<T>>>) -> Result<T> {
+    let mut results = expect_len(results?, 1)?;
+    results.remove(0)
 }
 
 /// An open connection to a storage that holds queues.

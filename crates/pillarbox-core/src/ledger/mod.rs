@@ -43,11 +43,13 @@ use crate::{Counts, Nonce, Receipt};
 
 use self::entries::{Entries, Entry};
 use self::index::Key;
+use self::timers::{Due, Timers};
 
 mod entries;
 mod index;
 #[cfg(test)]
 mod tests;
+mod timers;
 
 /// Queue as a pure state machine. See the [module](self) for its states and invariants.
 ///
@@ -81,8 +83,7 @@ pub struct Ledger {
     entries: Entries,
     /// Messages that a receive would deliver, in order of delivery.
     ready: VecDeque<Key>,
-    /// Messages that become ready when their lease expires or their delay elapses, in order of time.
-    timers: BTreeMap<Due, Key>,
+    timers: Timers,
     /// Number of timers that are leases; the others are delays.
     in_flight: usize,
     /// Number of messages ever stored.
@@ -96,14 +97,6 @@ enum EntryState {
     Ready,
     InFlight { due: Due, nonce: Nonce, is_started: bool },
     Delayed { due: Due },
-}
-
-/// Time at which a message becomes ready by itself. Unique within a ledger.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-struct Due {
-    at: Timestamp,
-    /// Orders timers with the same time by when they were set.
-    seq: u64,
 }
 
 /// Error of a send: the queue is full.
@@ -123,7 +116,7 @@ impl Ledger {
         Self {
             entries: Entries::new(),
             ready: VecDeque::new(),
-            timers: BTreeMap::new(),
+            timers: Timers::default(),
             in_flight: 0,
             sent: 0,
             next_seq: 0,
@@ -202,7 +195,7 @@ impl Ledger {
         if nonce != presented {
             return Err(Stale);
         }
-        self.timers.remove(&due);
+        self.timers.remove(due);
         match action {
             SettleAction::Acknowledge => {
                 self.in_flight -= 1;
@@ -251,8 +244,9 @@ impl Ledger {
     /// Returns at most `max` messages in the order in which they are, or will be, ready, after the first `skip`.
     pub fn peek(&mut self, now: Timestamp, skip: usize, max: usize) -> Vec<Peeked> {
         self.advance(now);
-        let timed = self.timers.values();
-        self.ready.iter().chain(timed).skip(skip).take(max).map(|key| self.show(*key)).collect()
+        let timed = self.timers.iter().map(|(_, key)| key);
+        let all = self.ready.iter().copied().chain(timed);
+        all.skip(skip).take(max).map(|key| self.show(key)).collect()
     }
 
     /// Advances the time to `now`: messages that are due by then become ready.
@@ -260,9 +254,7 @@ impl Ledger {
     /// Every command does so itself.
     pub fn advance(&mut self, now: Timestamp) {
         self.now = self.now.max(now);
-        while let Some(timer) = self.timers.first_entry().filter(|timer| timer.key().at <= self.now)
-        {
-            let key = timer.remove();
+        while let Some(key) = self.timers.pop_due(self.now) {
             let entry = &mut self.entries[key];
             if let EntryState::InFlight { is_started, .. } = entry.state {
                 self.in_flight -= 1;
@@ -277,7 +269,7 @@ impl Ledger {
 
     /// Returns the time at which the next lease expires or delay elapses.
     pub fn next_due(&self) -> Option<Timestamp> {
-        self.timers.first_key_value().map(|(due, _)| due.at)
+        self.timers.next_due()
     }
 
     /// Returns the number of ready messages, as of the last command.
@@ -330,7 +322,7 @@ impl Ledger {
         if !all_ready || distinct.len() != self.ready.len() || ready != self.ready.len() {
             return Err(format!("{ready} messages are ready, the queue has {:?}", self.ready));
         }
-        if expected_timers != self.timers {
+        if !self.timers.iter().eq(expected_timers.iter().map(|(due, key)| (*due, *key))) {
             return Err(format!("timers are {:?}, not {expected_timers:?}", self.timers));
         }
         if in_flight != self.in_flight || !self.entries.index_is_complete() {

@@ -19,6 +19,11 @@ fn holding(bodies: &[&'static str]) -> Ledger {
     ledger
 }
 
+/// Returns the message whose timer is the first.
+fn first_timer(ledger: &Ledger) -> Key {
+    ledger.timers.iter().next().unwrap().1
+}
+
 fn receive(ledger: &mut Ledger, now: i64, max: usize, visibility: u64) -> Vec<Delivery> {
     let deliveries = ledger.receive(at(now), max, secs(visibility), Nonce::random);
     ledger.check().unwrap();
@@ -411,17 +416,21 @@ fn the_check_finds_every_inconsistency() {
     let broken: [fn(&mut Ledger); 11] = [
         |ledger| ledger.in_flight = 0,
         |ledger| ledger.sent = 1,
-        |ledger| ledger.timers.clear(),
+        |ledger| ledger.timers = Timers::default(),
         |ledger| ledger.ready.clear(),
         |ledger| ledger.ready.push_back(ledger.ready[0]),
         |ledger| ledger.ready[0] = 99,
-        |ledger| {
-            ledger.timers.insert(Due { at: at(9), seq: 99 }, ledger.ready[0]);
-        },
+        |ledger| ledger.timers.insert(Due { at: at(9), seq: 99 }, ledger.ready[0]),
         |ledger| ledger.entries[ledger.ready[0]].message.id = crate::MessageId::new(),
         |ledger| ledger.entries[ledger.ready[0]].message.unsettled = 1,
-        |ledger| ledger.entries[*ledger.timers.values().next().unwrap()].message.unsettled = 1,
-        |ledger| ledger.entries[*ledger.timers.values().next().unwrap()].message.uncounted = 1,
+        |ledger| {
+            let key = first_timer(ledger);
+            ledger.entries[key].message.unsettled = 1;
+        },
+        |ledger| {
+            let key = first_timer(ledger);
+            ledger.entries[key].message.uncounted = 1;
+        },
     ];
     for (index, breakage) in broken.into_iter().enumerate() {
         // One time in a hundred, the new id has the same hash bucket as the old one.

@@ -163,8 +163,10 @@ impl<T: 'static, R: 'static> Mailbox<T, R> {
     pub async fn send_with(&self, body: &T, options: SendOptions) -> Result<MessageId> {
         let message = self.encode(body, options)?;
         let id = message.id;
-        let sent = single(self.queue.send(vec![message]).await);
-        sent.map(|sent| sent.id).map_err(|error| self.send_error(error.about(Some(id))))
+        match self.queue.send_one(message).await {
+            Ok(sent) => Ok(sent.id),
+            Err(error) => Err(self.send_error(error.about(Some(id)))),
+        }
     }
 
     /// Sends any number of messages and returns the result of each, in order.
@@ -414,11 +416,5 @@ pub struct Peek<T> {
 
 async fn settle_one(queue: &dyn Queue, settle: Settle) -> Result<()> {
     let id = settle.receipt.message_id();
-    single(queue.settle(vec![settle]).await).map_err(|error| error.about(id))
-}
-
-/// Returns the result of a batch of one entry.
-fn single<T>(results: Result<Vec<Result<T>>>) -> Result<T> {
-    let mut results = expect_len(results?, 1)?;
-    results.remove(0)
+    queue.settle_one(settle).await.map_err(|error| error.about(id))
 }

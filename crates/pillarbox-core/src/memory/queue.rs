@@ -8,7 +8,7 @@ use super::Storage;
 use super::waiters::{QueueStatus, WaiterId, Waiters};
 use crate::clock::Timestamp;
 use crate::error::{Error, Result};
-use crate::future::BoxFuture;
+use crate::future::{BoxFuture, OperationFuture};
 use crate::gate::Gate;
 use crate::internal::lock;
 use crate::ledger::{Full, Ledger, Stale};
@@ -59,6 +59,20 @@ impl MemoryQueue {
         self.storage.clock.now()
     }
 
+    /// Applies one operation.
+    fn one<E, O>(
+        &self,
+        entry: E,
+        apply: impl Fn(&Self, &mut QueueState, Timestamp, E) -> Result<O>,
+    ) -> Result<O> {
+        self.gate.check(&self.name)?;
+        let now = self.now();
+        let mut state = self.lock();
+        let result = apply(self, &mut state, now, entry);
+        state.wake_waiters(now);
+        result
+    }
+
     /// Applies the entries of a batch in turn, under one lock and at one time.
     fn each<E, O>(
         &self,
@@ -75,7 +89,7 @@ impl MemoryQueue {
         Ok(results)
     }
 
-    fn send_one(&self, state: &mut QueueState, now: Timestamp, message: Outgoing) -> Result<Sent> {
+    fn store(&self, state: &mut QueueState, now: Timestamp, message: Outgoing) -> Result<Sent> {
         self.capabilities().check_outgoing(&self.name, &message)?;
         let (id, max_size) = (message.id, self.options.max_size);
         state.ledger.send(now, message, max_size).map_err(|Full| Error::MailboxFull {
@@ -85,7 +99,7 @@ impl MemoryQueue {
         })
     }
 
-    fn settle_one(&self, state: &mut QueueState, now: Timestamp, settle: Settle) -> Result<()> {
+    fn apply(&self, state: &mut QueueState, now: Timestamp, settle: Settle) -> Result<()> {
         self.capabilities().check_settle(&self.name, &settle)?;
         state.ledger.settle(now, &settle.receipt, settle.action).map_err(|Stale| {
             Error::ReceiptHandleExpired { queue: self.name.clone(), receipt: settle.receipt }
@@ -195,7 +209,11 @@ impl Queue for MemoryQueue {
     }
 
     fn send(&self, batch: Vec<Outgoing>) -> BoxFuture<'_, Result<Vec<Result<Sent>>>> {
-        Box::pin(async move { self.each(batch, Self::send_one) })
+        Box::pin(async move { self.each(batch, Self::store) })
+    }
+
+    fn send_one(&self, message: Outgoing) -> OperationFuture<'_, Result<Sent>> {
+        OperationFuture::ready(self.one(message, Self::store))
     }
 
     fn receive(&self, request: Receive) -> BoxFuture<'_, Result<Vec<Delivery>>> {
@@ -211,7 +229,11 @@ impl Queue for MemoryQueue {
     }
 
     fn settle(&self, batch: Vec<Settle>) -> BoxFuture<'_, Result<Vec<Result<()>>>> {
-        Box::pin(async move { self.each(batch, Self::settle_one) })
+        Box::pin(async move { self.each(batch, Self::apply) })
+    }
+
+    fn settle_one(&self, settle: Settle) -> OperationFuture<'_, Result<()>> {
+        OperationFuture::ready(self.one(settle, Self::apply))
     }
 
     fn peek(&self, max: usize, after: Option<Cursor>) -> BoxFuture<'_, Result<PeekPage>> {

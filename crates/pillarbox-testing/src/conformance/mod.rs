@@ -325,7 +325,7 @@ trait Steps: Queue {
     }
 
     async fn try_put(&self, message: Outgoing) -> Result<Sent> {
-        only(self.send(vec![message]).await?)
+        self.send_one(message).await
     }
 
     async fn take(&self, max: usize, visibility: Duration) -> Vec<Delivery> {
@@ -358,10 +358,6 @@ trait Steps: Queue {
 
     async fn start(&self, receipt: &Receipt, timeout: Duration) -> Result<()> {
         self.settle_one(Settle::start(receipt.clone(), timeout)).await
-    }
-
-    async fn settle_one(&self, settle: Settle) -> Result<()> {
-        only(self.settle(vec![settle]).await?)
     }
 
     /// Returns the first page of a peek.

@@ -58,6 +58,11 @@ impl Line {
     }
 
     async fn send(&mut self, batch: u64) -> Result<()> {
+        if batch == 1 {
+            self.queue.send_one(Outgoing::new(bytes(self.sent))).await?;
+            self.sent += 1;
+            return Ok(());
+        }
         let messages = (self.sent..self.sent + batch).map(|seq| Outgoing::new(bytes(seq)));
         all(self.queue.send(messages.collect()).await?)?;
         self.sent += batch;
@@ -115,7 +120,7 @@ pub(super) async fn many(n: u64, batch: usize) -> Result<Duration> {
 async fn produce(queue: Arc<dyn Queue>, producer: u64, n: u64) -> Result<()> {
     let mut pace = Pace::default();
     for seq in share(producer, n) {
-        all(queue.send(vec![Outgoing::new(bytes(seq))]).await?)?;
+        queue.send_one(Outgoing::new(bytes(seq))).await?;
         pace.step(1).await;
     }
     Ok(())
@@ -154,6 +159,12 @@ pub(super) fn queue() -> Result<Arc<dyn Queue>> {
 }
 
 async fn acknowledge(queue: &dyn Queue, deliveries: Vec<Delivery>) -> Result<()> {
+    let deliveries = match <[Delivery; 1]>::try_from(deliveries) {
+        Ok([delivery]) => {
+            return Ok(queue.settle_one(Settle::acknowledge(delivery.receipt)).await?);
+        }
+        Err(deliveries) => deliveries,
+    };
     let settles = deliveries.into_iter().map(|delivery| Settle::acknowledge(delivery.receipt));
     all(queue.settle(settles.collect()).await?)
 }

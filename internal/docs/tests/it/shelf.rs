@@ -49,7 +49,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl ShelfQueue {
     /// Stores a message, unless the queue is full.
-    fn send_one(&self, message: Outgoing) -> Result<Sent> {
+    fn store(&self, message: Outgoing) -> Result<Sent> {
         let (id, max_size) = (message.id, self.options.max_size);
         let stored = lock(&self.shared.ledger).send(self.clock.now(), message, max_size);
         stored.map_err(|Full| Error::MailboxFull {
@@ -60,7 +60,7 @@ impl ShelfQueue {
     }
 
     /// Settles a delivery, unless its receipt is stale or its lease has expired.
-    fn settle_one(&self, settle: Settle) -> Result<()> {
+    fn settle_delivery(&self, settle: Settle) -> Result<()> {
         let now = self.clock.now();
         let settled = lock(&self.shared.ledger).settle(now, &settle.receipt, settle.action);
         settled.map_err(|Stale| {
@@ -85,7 +85,7 @@ impl Queue for ShelfQueue {
             // Refuses entries outside the limits, one by one; `store` gets the others.
             let check = Capabilities::check_outgoing;
             let store = async |batch: Vec<Outgoing>| {
-                Ok(batch.into_iter().map(|message| self.send_one(message)).collect())
+                Ok(batch.into_iter().map(|message| self.store(message)).collect())
             };
             let results = CAPABILITIES.check_each(&self.name, batch, check, store).await;
             self.shared.changed.notify_waiters();
@@ -126,7 +126,7 @@ impl Queue for ShelfQueue {
             self.gate.check(&self.name)?;
             let check = Capabilities::check_settle;
             let settle = async |batch: Vec<Settle>| {
-                Ok(batch.into_iter().map(|entry| self.settle_one(entry)).collect())
+                Ok(batch.into_iter().map(|entry| self.settle_delivery(entry)).collect())
             };
             let results = CAPABILITIES.check_each(&self.name, batch, check, settle).await;
             self.shared.changed.notify_waiters();
