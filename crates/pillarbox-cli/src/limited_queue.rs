@@ -22,6 +22,7 @@ impl LimitedQueue {
     pub(crate) fn over(queue: Arc<dyn Queue>) -> Self {
         let mut capabilities = Capabilities::full("limited");
         capabilities.max_batch = 10;
+        capabilities.coalesces = false;
         capabilities.max_receive = 10;
         capabilities.max_wait = Some(Duration::from_secs(20));
         capabilities.max_body = Some(10);

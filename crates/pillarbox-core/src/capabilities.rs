@@ -21,6 +21,9 @@ pub struct Capabilities {
     pub durable: bool,
     /// Maximum number of entries in one send or settle. [`Mailbox`](crate::Mailbox) splits larger batches.
     pub max_batch: usize,
+    /// Whether concurrent calls cost no more than one call with all their messages, because the backend coalesces
+    /// them or works in memory. If not, the worker pool collects the replies of its handlers into batches.
+    pub coalesces: bool,
     /// Maximum number of messages in one receive or peek.
     pub max_receive: usize,
     /// Maximum wait of one receive. `None`: no limit.
@@ -92,6 +95,7 @@ impl Capabilities {
             backend,
             durable: false,
             max_batch: 1000,
+            coalesces: true,
             max_receive: 1000,
             max_wait: None,
             max_delay: None,

@@ -220,6 +220,7 @@ impl ControlState {
             permits: self.send_permits.clone(),
             tracer: self.tracer.get().cloned(),
             trace: None,
+            direct: None,
         }
     }
 

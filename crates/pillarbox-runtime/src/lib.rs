@@ -31,6 +31,7 @@ mod attempt_limit;
 mod attributes;
 mod backoff;
 mod batch_results;
+mod call_timeout;
 mod control;
 pub mod dead_letters;
 mod delivery_event;

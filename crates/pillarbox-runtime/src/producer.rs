@@ -2,10 +2,13 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use pillarbox_core::{Error, Mailbox, MessageId, Outgoing, Queue, Result, SendOptions};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 
+use crate::call_timeout::in_time;
+use crate::metrics::PoolMetrics;
 use crate::trace::{TraceContext, Tracer};
 
 /// Sends messages through the worker pool, which batches concurrent sends.
@@ -42,6 +45,14 @@ pub(crate) struct SendChannel {
     pub(crate) tracer: Option<Arc<dyn Tracer>>,
     /// The trace of the message that is being handled.
     pub(crate) trace: Option<TraceContext>,
+    /// How a worker sends without the driver. `None` outside of workers.
+    pub(crate) direct: Option<Arc<DirectSends>>,
+}
+
+/// The settings of sends that do not pass through the driver.
+pub(crate) struct DirectSends {
+    pub(crate) call_timeout: Duration,
+    pub(crate) metrics: PoolMetrics,
 }
 
 /// A message that the driver is to send.
@@ -95,23 +106,30 @@ impl<T: 'static> ProducerHandle<T> {
         self.forward(mailbox.queue().clone(), mailbox.encode(body, options)?).await
     }
 
-    /// Sends an encoded message.
-    pub(crate) async fn forward(
+    /// Sends an encoded message for a handler that waits for it. If the backend coalesces concurrent sends, the
+    /// message takes no way through the driver, which would only collect some of them.
+    pub(crate) async fn send_for_handler(
         &self,
         queue: Arc<dyn Queue>,
         message: Outgoing,
     ) -> Result<MessageId> {
+        match &self.sends.direct {
+            Some(direct) if queue.capabilities().coalesces => {
+                self.sends.send_directly(direct, &*queue, message).await
+            }
+            _ => self.forward(queue, message).await,
+        }
+    }
+
+    /// Sends an encoded message.
+    async fn forward(&self, queue: Arc<dyn Queue>, message: Outgoing) -> Result<MessageId> {
         self.sends.send(queue, message).await
     }
 }
 
 impl SendChannel {
     async fn send(&self, queue: Arc<dyn Queue>, mut message: Outgoing) -> Result<MessageId> {
-        let current =
-            self.tracer.as_ref().and_then(|tracer| tracer.context(&tracing::Span::current()));
-        if let Some(context) = current.as_ref().or(self.trace.as_ref()) {
-            context.add_to(&mut message.attributes);
-        }
+        self.add_trace(&mut message);
         let closed = Error::Closed { queue: Some(queue.name().clone()) };
         let Ok(permit) = self.permits.clone().acquire_owned().await else { return Err(closed) };
         let (reply, sent) = oneshot::channel();
@@ -120,6 +138,26 @@ impl SendChannel {
             return Err(closed);
         }
         sent.await.unwrap_or(Err(closed))
+    }
+
+    async fn send_directly(
+        &self,
+        direct: &DirectSends,
+        queue: &dyn Queue,
+        mut message: Outgoing,
+    ) -> Result<MessageId> {
+        self.add_trace(&mut message);
+        let sent = in_time(direct.call_timeout, queue, "send", queue.send_one(message)).await?;
+        direct.metrics.sent(1);
+        Ok(sent.id)
+    }
+
+    fn add_trace(&self, message: &mut Outgoing) {
+        let current =
+            self.tracer.as_ref().and_then(|tracer| tracer.context(&tracing::Span::current()));
+        if let Some(context) = current.as_ref().or(self.trace.as_ref()) {
+            context.add_to(&mut message.attributes);
+        }
     }
 }
 

@@ -44,6 +44,7 @@ impl Kind {
         let mut capabilities = Capabilities::full("sqs");
         capabilities.durable = true;
         capabilities.max_batch = MAX_BATCH;
+        capabilities.coalesces = false;
         capabilities.max_receive = MAX_BATCH;
         capabilities.max_wait = Some(MAX_WAIT);
         capabilities.max_delay = Some(MAX_DELAY);

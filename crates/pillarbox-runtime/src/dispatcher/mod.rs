@@ -189,6 +189,11 @@ impl Dispatcher {
         self.slots.iter().filter(|slot| slot.is_active()).count()
     }
 
+    /// Returns whether a worker has a delivery that it has not reported on.
+    pub(crate) fn has_busy_worker(&self) -> bool {
+        self.slots.iter().any(|slot| slot.load() > 0)
+    }
+
     /// Returns the message of an entry of a settle call under way, and the worker that had it last.
     pub(crate) fn settling(
         &self,

@@ -4,13 +4,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::{AbortHandle, Abortable};
-use pillarbox_core::clock::{after, later};
+use pillarbox_core::clock::later;
 use pillarbox_core::{Counts, Delivery, Error, Queue, Receive, Result, Sent, Settle};
 use tokio::time::Instant;
 
 use super::Driver;
 use super::outbox::{SendCall, SendOrigin};
 use crate::batch_results::per_entry;
+use crate::call_timeout::in_time;
 use crate::dispatcher::{Input, Key, SettleKind};
 use crate::event::Event;
 use crate::log::DELIVERIES;
@@ -228,17 +229,4 @@ impl Driver {
             );
         }
     }
-}
-
-/// Fails a call that takes longer than `limit`.
-async fn in_time<T>(
-    limit: Duration,
-    queue: &dyn Queue,
-    action: &'static str,
-    call: impl Future<Output = Result<T>>,
-) -> Result<T> {
-    tokio::time::timeout_at(after(limit), call).await.unwrap_or_else(|_| {
-        let cause = format!("there was no answer within {limit:?}");
-        Err(Error::connection(Some(queue.name()), action, cause))
-    })
 }

@@ -164,19 +164,26 @@ impl Driver {
             }
             self.set_timer(now);
             std::future::poll_fn(|context| self.poll_inputs(context)).await;
-            // Tasks that are about to report may do so first: inputs of one turn share their calls.
-            yield_behind_others().await;
-            std::future::poll_fn(|context| {
-                let _ = self.poll_inputs(context);
-                Poll::Ready(())
-            })
-            .await;
-            let now = Instant::now();
-            while let Some(input) = self.inputs.pop_front() {
-                self.dispatcher.handle(input, now);
+            self.handle_inputs();
+            if self.dispatcher.has_busy_worker() {
+                // It may be about to report, and may do so first: inputs of one turn share their calls.
+                yield_behind_others().await;
+                std::future::poll_fn(|context| {
+                    let _ = self.poll_inputs(context);
+                    Poll::Ready(())
+                })
+                .await;
+                self.handle_inputs();
             }
         }
         self.shut_down().await
+    }
+
+    fn handle_inputs(&mut self) {
+        let now = Instant::now();
+        while let Some(input) = self.inputs.pop_front() {
+            self.dispatcher.handle(input, now);
+        }
     }
 
     /// Takes in everything that is ready. Pending if nothing is.

@@ -234,7 +234,7 @@ async fn reply<U: 'static, O: 'static>(
     let mut delay = RetryDelay::new(FIRST_DELAY, MAX_DELAY);
     let mut tries = 1;
     loop {
-        let sent = parts.producer.forward(mailbox.queue().clone(), message.clone()).await;
+        let sent = parts.producer.send_for_handler(mailbox.queue().clone(), message.clone()).await;
         match sent {
             Ok(_) => return Ok(Outcome::done()),
             Err(error @ Error::InvalidParameter { .. }) if is_replaced => {

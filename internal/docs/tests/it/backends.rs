@@ -30,6 +30,7 @@ const ROWS: &[Row] = &[
     }),
     ("`max_size` is exact (`bounded`)", |can| yes(can.bounded)),
     ("Entries per send or settle call (`max_batch`)", |can| thousands(can.max_batch)),
+    ("Concurrent calls are coalesced (`coalesces`)", |can| yes(can.coalesces)),
     ("Messages per receive call (`max_receive`)", |can| thousands(can.max_receive)),
     ("Longest wait of a receive (`max_wait`)", |can| or("no limit", can.max_wait)),
     ("Longest delay of a send (`max_delay`)", |can| or("no limit", can.max_delay)),
