@@ -80,6 +80,8 @@ mod frames;
 pub mod fuzzing;
 mod options;
 mod overwrite;
+#[cfg(test)]
+mod power_failure;
 mod requests;
 mod schema;
 mod store;

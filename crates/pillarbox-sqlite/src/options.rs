@@ -27,7 +27,8 @@ pub struct SqliteOptions {
 /// Durability of a confirmed operation.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub enum Synchronous {
-    /// Synced to the disk before the call returns: a power failure loses nothing.
+    /// Synced to the disk before the call returns: a power failure loses nothing. A receive does not wait for that: a
+    /// power failure may undo a delivery that nobody has settled.
     #[default]
     Full,
     /// Written to the operating system: `kill -9` loses nothing; a power failure may lose the last commits, but

@@ -107,10 +107,19 @@ impl Request {
     pub(crate) fn must_sync(&self) -> bool {
         match &self.op {
             Op::Send(_) | Op::Settle(_) | Op::Purge(_) => true,
+            // A power failure ends every delivery: its receiver is gone.
+            Op::Receive(_) | Op::Waiter(_) => false,
+            Op::Peek(_) | Op::Counts(_) | Op::Queues(_) | Op::Release(_) | Op::Forget => false,
+        }
+    }
+
+    /// Returns whether the reply has deliveries.
+    pub(crate) fn has_deliveries(&self) -> bool {
+        match &self.op {
             Op::Receive(Call { output, .. }) | Op::Waiter(Call { output, .. }) => {
                 output.as_ref().is_some_and(|deliveries| !deliveries.is_empty())
             }
-            Op::Peek(_) | Op::Counts(_) | Op::Queues(_) | Op::Release(_) | Op::Forget => false,
+            _ => false,
         }
     }
 

@@ -1,7 +1,7 @@
 //! Waits for the disk apart from the work of the writer.
 //!
 //! The writer's connection does not sync at each commit (`synchronous = NORMAL`); the log is synced here instead,
-//! and no reply is sent before. The writer executes the next batch while the disk works on the last one, so that
+//! and no reply that confirms something is sent before. The writer executes the next batch while the disk works on the last one, so that
 //! with many callers neither waits for the other:
 //!
 //! ```text
@@ -13,6 +13,10 @@
 //! This gives the same guarantee as `synchronous = FULL`. Transactions follow each other in the log, and an
 //! incomplete one ends it: if a batch is on the disk, so are all before it, whichever process wrote them. Before a
 //! checkpoint, SQLite syncs the log by itself.
+//!
+//! A receive confirms nothing, and its reply does not wait: a lease outlives the process without a sync, and after a
+//! power failure nobody holds a receipt. Whoever settles the delivery waits for a sync, which covers the delivery too.
+//! So a power failure may undo the last deliveries as if they had never been.
 //!
 //! What is on the disk must also be where the next program looks for it. So no reply is sent, with `FULL` or
 //! `NORMAL`, before it is known that the paths still lead to the database and the log that were written.
@@ -29,6 +33,10 @@ use crate::requests::{Request, RequestQueue};
 
 /// Requests of one transaction.
 type Batch = Vec<Request>;
+
+/// Number of batches that can wait while the disk works on another; then the writer waits. One sync serves all of
+/// them. The writer should not wait: it also replies to receives, which need no sync.
+const MAX_BATCHES: usize = 32;
 
 /// Replies to committed batches once they are on the disk.
 pub(crate) struct Syncer {
@@ -63,8 +71,7 @@ impl Syncer {
         if !has_disk {
             return Ok(Self { state, batches: None, thread: None });
         }
-        // One batch may wait while the disk works on another; then the writer waits.
-        let (sender, batches) = sync_channel(1);
+        let (sender, batches) = sync_channel(MAX_BATCHES);
         let thread = std::thread::Builder::new().name("pillarbox-sync".into()).spawn({
             let state = state.clone();
             move || state.run(&batches)
@@ -73,11 +80,13 @@ impl Syncer {
         Ok(Self { state, batches: Some(sender), thread: Some(thread) })
     }
 
-    /// Replies to a committed batch. If there is nothing else to do meanwhile, waits for the disk on the caller's
-    /// thread, which saves waking the other one.
-    pub(crate) fn complete(&self, batch: Batch, must_sync: bool) {
-        if !must_sync {
-            return self.state.reply(batch, Ok(()));
+    /// Replies to a committed batch: to requests that confirm nothing at once, to the others after the sync. If there
+    /// is nothing else to do meanwhile, waits for the disk on the caller's thread, which saves waking the other one.
+    pub(crate) fn complete(&self, batch: Batch) {
+        let (batch, unsynced): (Batch, Batch) = batch.into_iter().partition(Request::must_sync);
+        self.state.reply_unsynced(unsynced);
+        if batch.is_empty() {
+            return;
         }
         match &self.batches {
             Some(batches) if !self.state.is_idle() => {
@@ -127,6 +136,8 @@ impl SyncState {
     }
 
     fn sync_and_reply(&self, batch: Batch) {
+        #[cfg(test)]
+        crate::power_failure::copy_files(self.files.as_ref());
         let synced = match &self.log {
             Some(log) if !self.is_broken.load(Ordering::Relaxed) => log.sync_data(),
             _ => Ok(()),
@@ -148,6 +159,13 @@ impl SyncState {
         checked.map_err(|failure| Failure::Unconfirmed(Arc::new(failure)))
     }
 
+    /// Replies to requests that need not be on the disk. Deliveries must still be in the files that others open.
+    fn reply_unsynced(&self, batch: Batch) {
+        let has_deliveries = batch.iter().any(Request::has_deliveries);
+        let checked = if has_deliveries { self.check_files() } else { Ok(()) };
+        self.reply(batch, checked);
+    }
+
     fn reply(&self, batch: Batch, synced: Result<(), Failure>) {
         for request in batch {
             match &synced {
@@ -160,8 +178,10 @@ impl SyncState {
 
 #[cfg(test)]
 mod tests {
-    use pillarbox_core::Counts;
     use pillarbox_core::ledger::Full;
+    use pillarbox_core::{
+        Counts, Delivery, MessageId, Nonce, RawMessage, Receipt, Receive, Timestamp,
+    };
     use tokio::sync::oneshot;
 
     use super::*;
@@ -189,7 +209,7 @@ mod tests {
             syncer.state.requests.push(waiting);
         }
         let (request, reply) = send();
-        syncer.complete(vec![request], true);
+        syncer.complete(vec![request]);
         reply.blocking_recv().unwrap()
     }
 
@@ -226,9 +246,27 @@ mod tests {
                 let reply = complete(&syncer, is_busy);
                 assert!(matches!(reply, Err(Failure::Unconfirmed(_))), "{reply:?}");
             }
+            assert_eq!(complete_receive(&syncer), (false, false));
             std::fs::rename(&aside, &log).unwrap();
             assert!(complete(&syncer, true).is_ok() && !syncer.is_broken());
         }
+    }
+
+    /// Completes a receive together with a send. Returns whether each had a good reply.
+    fn complete_receive(syncer: &Syncer) -> (bool, bool) {
+        let message = RawMessage::new(MessageId::new(), "a", Timestamp::MIN);
+        let receipt = Receipt::new(message.id, Nonce::random());
+        let (mut call, received) = Call::new(Receive::one());
+        call.output = Some(vec![Delivery::new(message, receipt)]);
+        let receive = Request { queue: "q".parse().unwrap(), op: Op::Receive(call) };
+        let (send, sent) = send();
+        syncer.complete(vec![send, receive]);
+        (received.blocking_recv().unwrap().is_ok(), sent.blocking_recv().unwrap().is_ok())
+    }
+
+    #[test]
+    fn a_receive_does_not_wait_for_the_disk() {
+        assert_eq!(complete_receive(&broken()), (true, false));
     }
 
     #[test]
@@ -237,7 +275,7 @@ mod tests {
         let (mut call, reply) = Call::new(());
         call.output = Some(Counts::default());
         let request = Request { queue: "q".parse().unwrap(), op: Op::Counts(call) };
-        syncer.complete(vec![request], false);
+        syncer.complete(vec![request]);
         assert!(matches!(reply.blocking_recv(), Ok(Ok(_))));
     }
 }

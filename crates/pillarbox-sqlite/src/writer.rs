@@ -144,17 +144,16 @@ impl<'c> Writer<'c> {
             Ok(guard) => {
                 self.storage.after_commit(self.connection);
                 let batch = self.park_waiters(batch, served);
-                let must_sync = batch.iter().any(Request::must_sync);
                 if self.checkpointer.is_due(self.connection) {
                     // Other processes must not write meanwhile, or the checkpoint would never be complete.
-                    self.syncer.complete(batch, must_sync);
+                    self.syncer.complete(batch);
                     let checkpointer = &mut self.checkpointer;
                     let checkpoint = || checkpointer.run(self.connection);
                     self.storage.during_checkpoint(self.connection, checkpoint);
                     drop(guard);
                 } else {
                     drop(guard);
-                    self.syncer.complete(batch, must_sync);
+                    self.syncer.complete(batch);
                 }
             }
             Err(failure) => {
