@@ -19,7 +19,7 @@ pub(crate) struct Checkpointer {
 
 impl Checkpointer {
     /// Commits between two reads of the length.
-    const COMMITS: u32 = 8;
+    const COMMITS: u32 = 16;
     /// Pages at which a checkpoint is due: 4 MiB.
     const PAGES: i64 = 1000;
     /// Pages from which on writing pauses, so that readers release the log: 64 MiB.
@@ -40,6 +40,11 @@ impl Checkpointer {
         self.commits = 0;
         self.pages = log_pages(connection).map_or(0, |(pages, _)| pages);
         self.pages >= self.threshold
+    }
+
+    /// Returns whether the next commit is one after which the length of the log is read, and a checkpoint may be due.
+    pub(crate) const fn may_be_due_next(&self) -> bool {
+        self.commits + 1 >= Self::COMMITS
     }
 
     /// Checkpoints. To be called between two transactions, while no other process can write.

@@ -17,10 +17,12 @@ use tokio::sync::oneshot;
 use crate::clock::WallClock;
 use crate::database_files::{DatabaseFiles, TrackedFile};
 use crate::failure::Failure;
+use crate::file;
 use crate::options::{SqliteOptions, Synchronous};
 use crate::requests::{Op, Request, RequestQueue};
+use crate::shared_writer::SharedWriter;
 use crate::sync::Syncer;
-use crate::{file, writer};
+use crate::writer::IdleWriter;
 
 /// The share of a backend and its queues in an engine.
 #[derive(Debug)]
@@ -40,13 +42,17 @@ impl Session {
         Ok(Self { engine, gate: Arc::new(Gate::new()), is_released: AtomicBool::new(false) })
     }
 
-    /// Submits a request to the writer and waits for its reply.
+    /// Has a request executed and waits for its reply.
     pub(crate) async fn call<T>(
         &self,
         request: Request,
         reply: oneshot::Receiver<Result<T, Failure>>,
     ) -> Result<T, Failure> {
-        self.engine.requests.submit(request).await?;
+        match self.engine.writer.try_execute(request) {
+            // The thread was blocked for a moment. Other tasks have their turn.
+            Ok(()) => tokio::task::yield_now().await,
+            Err(request) => self.engine.requests.submit(request).await?,
+        }
         reply.await.unwrap_or(Err(Failure::WriterStopped))
     }
 
@@ -67,6 +73,7 @@ impl Drop for Session {
 /// The threads that write one database, shared by all its backends in this process.
 pub(crate) struct Engine {
     pub(crate) requests: Arc<RequestQueue>,
+    writer: Arc<SharedWriter>,
     /// Closed when the writer thread has ended.
     pub(crate) ended: Arc<Gate>,
     thread: Option<JoinHandle<()>>,
@@ -151,10 +158,11 @@ impl Engine {
     /// Starts the writer thread, which opens the file.
     async fn start(options: &SqliteOptions, clock: Arc<dyn Clock>) -> Result<Self, Failure> {
         let requests = Arc::new(RequestQueue::new());
+        let writer = Arc::new(SharedWriter::new(requests.clone()));
         let ended = Arc::new(Gate::new());
         let (opened, when_open) = oneshot::channel();
         let thread = {
-            let (options, requests) = (options.clone(), requests.clone());
+            let (options, requests, shared) = (options.clone(), requests.clone(), writer.clone());
             let end = CloseOnDrop { ended: ended.clone(), requests: requests.clone() };
             let body = move || {
                 let _end = end;
@@ -171,13 +179,13 @@ impl Engine {
                 );
                 match ready {
                     Ok((connection, storage, syncer)) => {
-                        if opened.send(Ok(storage.files().cloned())).is_ok() {
-                            writer::run(&connection, &storage, &requests, &*clock, &syncer);
+                        let files = storage.files().cloned();
+                        let writer = IdleWriter::new(connection, storage, requests, clock, syncer);
+                        if opened.send(Ok(files)).is_ok() {
+                            shared.run(writer);
+                        } else {
+                            writer.close();
                         }
-                        // It sends its last replies before the file is closed.
-                        drop(syncer);
-                        storage.before_close(&connection);
-                        drop(connection);
                     }
                     // Fails only if the caller is gone.
                     Err(failure) => drop(opened.send(Err(failure))),
@@ -188,6 +196,7 @@ impl Engine {
         };
         let mut engine = Self {
             requests,
+            writer,
             ended,
             thread: Some(thread),
             files: None,

@@ -18,6 +18,8 @@ use crate::write_lock::{LockWait, WriteGuard, lock_for_writing, open_lock_file};
 
 /// Page cache of the writer's connection, in KiB.
 const CACHE_KIB: i64 = 64 * 1024;
+/// Number of statements that the writer's connection keeps prepared: all that it uses.
+const STATEMENTS: usize = 128;
 /// Size to which a log that grew behind a slow reader is truncated.
 const LOG_LIMIT_BYTES: i64 = 64 << 20;
 
@@ -46,6 +48,7 @@ pub(crate) fn open(
 ) -> Result<(Connection, Storage), Failure> {
     let Some(path) = &options.path else {
         let mut connection = Connection::open_in_memory()?;
+        connection.set_prepared_statement_cache_capacity(STATEMENTS);
         schema::migrate(&mut connection)?;
         return Ok((connection, Storage::InMemory));
     };
@@ -103,6 +106,7 @@ fn open_locked(
         | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let mut connection = Connection::open_with_flags(path, flags)?;
     connection.busy_timeout(BUSY_TIMEOUT)?;
+    connection.set_prepared_statement_cache_capacity(STATEMENTS);
     // Otherwise a statement with a bound LIMIT is compiled again each time it is used.
     connection.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_QPSG, true)?;
     let mode: String = wait

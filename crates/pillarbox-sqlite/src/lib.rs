@@ -84,6 +84,7 @@ mod overwrite;
 mod power_failure;
 mod requests;
 mod schema;
+mod shared_writer;
 mod store;
 mod sync;
 pub mod transaction;

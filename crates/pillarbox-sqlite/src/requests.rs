@@ -19,6 +19,12 @@ use crate::store::PeekFrom;
 const MAX_REQUESTS: usize = 4096;
 /// Size of message bodies at which a batch is full.
 const MAX_BATCH_BYTES: usize = 8 << 20;
+/// Number of messages of a request that a caller may execute itself.
+const SHORT_MESSAGES: usize = 16;
+/// Size of the message bodies of such a request.
+const SHORT_BYTES: usize = 64 << 10;
+/// Number of successive calls that must find the writer idle before a caller executes its request itself.
+const LONE_CALLS: u32 = 4;
 /// Time for which the writer waits, when closed, for callers that are about to take their deliveries.
 const CLOSE_GRACE: Duration = Duration::from_millis(500);
 
@@ -119,6 +125,18 @@ impl Request {
             Op::Receive(Call { output, .. }) | Op::Waiter(Call { output, .. }) => {
                 output.as_ref().is_some_and(|deliveries| !deliveries.is_empty())
             }
+            _ => false,
+        }
+    }
+
+    /// Returns whether this is short work: a few messages of moderate size.
+    pub(crate) fn is_short(&self) -> bool {
+        match &self.op {
+            Op::Send(call) => {
+                call.input.batch.len() <= SHORT_MESSAGES && self.op.bytes() <= SHORT_BYTES
+            }
+            Op::Receive(call) => call.input.max <= SHORT_MESSAGES,
+            Op::Settle(call) => call.input.len() <= SHORT_MESSAGES,
             _ => false,
         }
     }
@@ -225,6 +243,8 @@ struct State {
     requests: VecDeque<Request>,
     /// The writer sleeps, and must be woken.
     is_writer_asleep: bool,
+    /// Number of the last successive calls that found the writer idle, at most [`LONE_CALLS`].
+    lone_calls: u32,
     is_closed: bool,
     /// The writer has ended; no request is replied to any more.
     is_ended: bool,
@@ -262,6 +282,15 @@ impl RequestQueue {
         if was_asleep {
             self.wake.notify_one();
         }
+    }
+
+    /// Returns whether a caller may execute its request itself: the writer sleeps, nothing waits, and the last calls
+    /// found it so too. With several callers it is better to share a transaction and a sync.
+    pub(crate) fn is_idle_for_caller(&self) -> bool {
+        let mut state = self.state();
+        let is_idle = state.is_writer_asleep && state.requests.is_empty() && !state.is_closed;
+        state.lone_calls = if is_idle { LONE_CALLS.min(state.lone_calls + 1) } else { 0 };
+        state.lone_calls == LONE_CALLS
     }
 
     /// Moves the waiting requests into `batch`; if there are none, waits for one until `timeout`. Returns `false`

@@ -22,10 +22,12 @@
 //! `NORMAL`, before it is known that the paths still lead to the database and the log that were written.
 
 use std::fs::File;
+use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use crate::database_files::DatabaseFiles;
 use crate::failure::Failure;
@@ -37,6 +39,9 @@ type Batch = Vec<Request>;
 /// Number of batches that can wait while the disk works on another; then the writer waits. One sync serves all of
 /// them. The writer should not wait: it also replies to receives, which need no sync.
 const MAX_BATCHES: usize = 32;
+
+/// Usual duration of a sync up to which a caller waits for it on its own thread.
+const QUICK_SYNC: Duration = Duration::from_micros(300);
 
 /// Replies to committed batches once they are on the disk.
 pub(crate) struct Syncer {
@@ -56,6 +61,8 @@ struct SyncState {
     pending: AtomicUsize,
     /// A sync has failed.
     is_broken: AtomicBool,
+    /// Moving average of the durations of syncs, in nanoseconds. 0 if there was none.
+    sync_nanos: AtomicU64,
 }
 
 impl Syncer {
@@ -66,8 +73,14 @@ impl Syncer {
         requests: Arc<RequestQueue>,
     ) -> Result<Self, Failure> {
         let has_disk = log.is_some();
-        let (pending, is_broken) = (AtomicUsize::new(0), AtomicBool::new(false));
-        let state = Arc::new(SyncState { log, files, requests, pending, is_broken });
+        let state = Arc::new(SyncState {
+            log,
+            files,
+            requests,
+            pending: AtomicUsize::new(0),
+            is_broken: AtomicBool::new(false),
+            sync_nanos: AtomicU64::new(0),
+        });
         if !has_disk {
             return Ok(Self { state, batches: None, thread: None });
         }
@@ -98,6 +111,17 @@ impl Syncer {
             }
             _ => self.state.sync_and_reply(batch),
         }
+    }
+
+    /// Returns whether a sync usually takes a time for which a thread of an async runtime may be blocked.
+    pub(crate) fn is_quick(&self) -> bool {
+        let usual = self.state.sync_nanos.load(Ordering::Relaxed);
+        self.state.log.is_none() || (1..=QUICK_SYNC.as_nanos() as u64).contains(&usual)
+    }
+
+    /// Returns whether no batch waits for the disk and no request for the writer.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.state.is_idle()
     }
 
     /// Returns whether a sync has failed, so that nothing more can be confirmed.
@@ -139,7 +163,7 @@ impl SyncState {
         #[cfg(test)]
         crate::power_failure::copy_files(self.files.as_ref());
         let synced = match &self.log {
-            Some(log) if !self.is_broken.load(Ordering::Relaxed) => log.sync_data(),
+            Some(log) if !self.is_broken.load(Ordering::Relaxed) => self.sync(log),
             _ => Ok(()),
         };
         if let Err(error) = &synced {
@@ -151,6 +175,20 @@ impl SyncState {
         let is_broken = self.is_broken.load(Ordering::Relaxed);
         let synced = if is_broken { Err(Failure::SyncFailed) } else { Ok(()) };
         self.reply(batch, synced.and_then(|()| self.check_files()));
+    }
+
+    /// Syncs the log, and measures how long that takes.
+    fn sync(&self, log: &File) -> io::Result<()> {
+        let start = Instant::now();
+        log.sync_data()?;
+        let last = start.elapsed().as_nanos() as u64;
+        // Two syncs at the same time may lose one of the measurements, which does no harm.
+        let average = match self.sync_nanos.load(Ordering::Relaxed) {
+            0 => last,
+            average => average - average / 8 + last / 8,
+        };
+        self.sync_nanos.store(average.max(1), Ordering::Relaxed);
+        Ok(())
     }
 
     /// Fails if what was written is not where the next program would look for it.

@@ -1,4 +1,4 @@
-//! The thread that writes to a database.
+//! The writer of a database.
 //!
 //! It takes all waiting requests, executes them in one transaction, commits, and hands the batch to the
 //! [`Syncer`], which replies once it is on the disk: one wait for the disk serves many callers (group commit).
@@ -15,10 +15,11 @@ use pillarbox_core::{Clock, QueueName, Receive};
 use rusqlite::Connection;
 
 use crate::checkpoint::Checkpointer;
+use crate::connection::BUSY_TIMEOUT;
 use crate::failure::Failure;
 use crate::file::Storage;
 use crate::requests::{Call, Op, ReceiveReply, Request, RequestQueue, Waiter};
-use crate::store::Store;
+use crate::store::{Cache, Store};
 use crate::sync::Syncer;
 use crate::write_lock::{LockWait, WriteGuard};
 
@@ -28,36 +29,97 @@ const POLL_INTERVAL: Duration = Duration::from_millis(15);
 /// Delay after rows of purged queues could not be deleted.
 const RECLAIM_RETRY_DELAY: Duration = Duration::from_secs(1);
 
-/// Runs until the request queue is closed and empty.
-pub(crate) fn run(
-    connection: &Connection,
-    storage: &Storage,
-    requests: &Arc<RequestQueue>,
-    clock: &dyn Clock,
-    syncer: &Syncer,
-) {
-    let mut writer = Writer {
-        connection,
-        storage,
-        requests,
-        clock,
-        syncer,
-        store: Store::new(connection),
-        waiters: HashMap::new(),
-        data_version: None,
-        last_poll: Instant::now(),
-        reclaim_at: Instant::now(),
-        checkpointer: Checkpointer::new(),
-    };
-    let mut batch = Vec::new();
-    while requests.take_batch(&mut batch, writer.idle_timeout()) {
-        if !batch.is_empty() || writer.has_background_work() {
-            writer.execute(std::mem::take(&mut batch));
+/// A writer between two batches.
+///
+/// It can move between threads, unlike a [`Writer`], whose statements borrow the connection.
+pub(crate) struct IdleWriter {
+    connection: Connection,
+    storage: Storage,
+    requests: Arc<RequestQueue>,
+    clock: Arc<dyn Clock>,
+    syncer: Syncer,
+    state: State,
+}
+
+/// What a writer keeps from one batch to the next.
+struct State {
+    cache: Cache,
+    waiters: HashMap<QueueName, VecDeque<Waiter>>,
+    data_version: Option<i64>,
+    last_poll: Instant,
+    reclaim_at: Instant,
+    checkpointer: Checkpointer,
+}
+
+impl State {
+    fn new() -> Self {
+        Self {
+            cache: Cache::default(),
+            waiters: HashMap::new(),
+            data_version: None,
+            last_poll: Instant::now(),
+            reclaim_at: Instant::now(),
+            checkpointer: Checkpointer::new(),
         }
     }
 }
 
-struct Writer<'c> {
+impl IdleWriter {
+    pub(crate) fn new(
+        connection: Connection,
+        storage: Storage,
+        requests: Arc<RequestQueue>,
+        clock: Arc<dyn Clock>,
+        syncer: Syncer,
+    ) -> Self {
+        Self { connection, storage, requests, clock, syncer, state: State::new() }
+    }
+
+    /// Lets the writer work.
+    pub(crate) fn resume<T>(&mut self, work: impl FnOnce(&mut Writer<'_>) -> T) -> T {
+        let state = std::mem::replace(&mut self.state, State::new());
+        let mut writer = Writer {
+            connection: &self.connection,
+            storage: &self.storage,
+            requests: &self.requests,
+            clock: &*self.clock,
+            syncer: &self.syncer,
+            store: Store::with_cache(&self.connection, state.cache),
+            waiters: state.waiters,
+            data_version: state.data_version,
+            last_poll: state.last_poll,
+            reclaim_at: state.reclaim_at,
+            checkpointer: state.checkpointer,
+        };
+        let result = work(&mut writer);
+        self.state = State {
+            cache: writer.store.into_cache(),
+            waiters: writer.waiters,
+            data_version: writer.data_version,
+            last_poll: writer.last_poll,
+            reclaim_at: writer.reclaim_at,
+            checkpointer: writer.checkpointer,
+        };
+        result
+    }
+
+    /// Sends the last replies and closes the file.
+    pub(crate) fn close(self) {
+        drop(self.syncer);
+        self.storage.before_close(&self.connection);
+    }
+}
+
+/// The thread that executes a transaction.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Thread {
+    /// The writer thread, which may wait.
+    Writer,
+    /// A thread of a caller, perhaps of an async runtime, which may not.
+    Caller,
+}
+
+pub(crate) struct Writer<'c> {
     connection: &'c Connection,
     storage: &'c Storage,
     requests: &'c Arc<RequestQueue>,
@@ -77,7 +139,7 @@ struct Writer<'c> {
 
 impl<'c> Writer<'c> {
     /// Returns the time to sleep if no request comes. `None` for no limit.
-    fn idle_timeout(&mut self) -> Option<Duration> {
+    pub(crate) fn idle_timeout(&mut self) -> Option<Duration> {
         if self.has_garbage() {
             return Some(self.reclaim_at.saturating_duration_since(Instant::now()));
         }
@@ -92,6 +154,47 @@ impl<'c> Writer<'c> {
     /// Returns whether rows of purged queues are left to be deleted.
     fn has_garbage(&mut self) -> bool {
         self.store.has_garbage().unwrap_or(false)
+    }
+
+    /// Executes a batch, or what there is to do although no request has come.
+    pub(crate) fn execute_or_work(&mut self, batch: Vec<Request>) {
+        if !batch.is_empty() || self.has_background_work() {
+            self.execute(batch);
+        }
+    }
+
+    /// Executes a request on the thread of its caller, and replies to it, if nothing can take long. Otherwise returns
+    /// the request, of which nothing was done or nothing has come.
+    pub(crate) fn try_execute(&mut self, request: Request) -> Result<(), Request> {
+        let may_reply = !request.must_sync() || (self.syncer.is_quick() && self.syncer.is_idle());
+        // The writer thread serves the waiters, and checkpoints.
+        if !may_reply || !self.waiters.is_empty() || self.checkpointer.may_be_due_next() {
+            return Err(request);
+        }
+        let mut batch = [request];
+        let _ = self.connection.busy_timeout(Duration::ZERO);
+        let done = self.run_transaction(&mut batch, &mut Vec::new(), Thread::Caller);
+        let _ = self.connection.busy_timeout(BUSY_TIMEOUT);
+        let [request] = batch;
+        match done {
+            Ok(guard) => {
+                self.storage.after_commit(self.connection);
+                self.checkpointer.is_due(self.connection);
+                drop(guard);
+                if request.would_wait() {
+                    return Err(request);
+                }
+                self.syncer.complete(vec![request]);
+                Ok(())
+            }
+            // Whatever the reason is: the writer thread waits for it, or reports it.
+            Err(_) => {
+                if !self.connection.is_autocommit() {
+                    self.roll_back();
+                }
+                Err(request)
+            }
+        }
     }
 
     /// Returns whether there is something to do although no request has come.
@@ -140,7 +243,7 @@ impl<'c> Writer<'c> {
     /// Executes a batch and replies to it.
     fn execute(&mut self, mut batch: Vec<Request>) {
         let mut served = Vec::new();
-        match self.run_transaction(&mut batch, &mut served) {
+        match self.run_transaction(&mut batch, &mut served, Thread::Writer) {
             Ok(guard) => {
                 self.storage.after_commit(self.connection);
                 let batch = self.park_waiters(batch, served);
@@ -209,18 +312,34 @@ impl<'c> Writer<'c> {
         &mut self,
         batch: &mut [Request],
         served: &mut Vec<(QueueName, Waiter)>,
+        thread: Thread,
     ) -> Result<WriteGuard<'c>, Failure> {
         if self.syncer.is_broken() {
             return Err(Failure::SyncFailed);
         }
         let requests = self.requests;
-        let is_cancelled = || requests.is_closed();
+        let is_cancelled = || thread == Thread::Caller || requests.is_closed();
         let mut wait = LockWait::new(&is_cancelled);
         let guard = self.storage.lock_for_writing(&mut wait)?;
-        self.storage.check_content(self.connection)?;
+        match thread {
+            Thread::Writer => self.storage.check_content(self.connection)?,
+            // To find out who has written it takes long.
+            Thread::Caller if self.storage.check()? => return Err(Failure::Locked(Duration::ZERO)),
+            Thread::Caller => {}
+        }
         self.begin(&mut wait)?;
         let is_changed = self.refresh()?;
-        self.store.begin(self.clock.now())?;
+        let now = self.clock.now();
+        if thread == Thread::Caller {
+            let mut queues = batch.iter().map(|request| &request.queue);
+            if is_changed
+                || queues.any(|queue| !self.store.is_swept(queue, now))
+                || self.has_garbage()
+            {
+                return Err(Failure::Locked(Duration::ZERO));
+            }
+        }
+        self.store.begin(now)?;
         // All requests are concurrent, so any order of their kinds is right. This one makes room before it is
         // filled and messages before they are received, and lets the store handle equal operations together.
         for request in batch.iter_mut().filter(|request| request.is_settle()) {

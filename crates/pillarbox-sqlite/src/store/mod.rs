@@ -48,7 +48,8 @@ use pillarbox_core::{
 };
 use rusqlite::{Connection, OptionalExtension, Result, params};
 
-use self::cache::{Cache, Lease, QueueState};
+pub(crate) use self::cache::Cache;
+use self::cache::{Lease, QueueState};
 use self::key::{MAX_PLACE, MAX_QUEUE, QueueNumber};
 pub(crate) use self::ready::PeekFrom;
 use self::ready::{Picked, ReadyMessages, pick_fresh, pick_merged};
@@ -79,8 +80,18 @@ type OpenQueue<'s, 'c> = (&'s mut Statements<'c>, &'s mut QueueState);
 
 impl<'c> Store<'c> {
     pub(crate) fn new(connection: &'c Connection) -> Self {
+        Self::with_cache(connection, Cache::default())
+    }
+
+    /// Creates a store that continues with the cache of an earlier one of the same connection.
+    pub(crate) fn with_cache(connection: &'c Connection, cache: Cache) -> Self {
         let statements = Statements::new(connection);
-        Self { statements, cache: Cache::default(), now: Timestamp::MIN }
+        Self { statements, cache, now: Timestamp::MIN }
+    }
+
+    /// Ends the store, and returns its cache. All changes must be written.
+    pub(crate) fn into_cache(self) -> Cache {
+        self.cache
     }
 
     /// Clears the cache: another connection has written, or a transaction was rolled back.
@@ -303,6 +314,12 @@ impl<'c> Store<'c> {
     pub(crate) fn may_be_ready(&mut self, name: &QueueName, now: Timestamp) -> Result<bool> {
         let Some((_, queue)) = self.cached_queue(name)? else { return Ok(false) };
         Ok(queue.ready() > 0 || queue.next_due.is_some_and(|due| due <= now))
+    }
+
+    /// Returns whether the queue is cached and none of its timers has ended, so that nothing is to be read or swept.
+    pub(crate) fn is_swept(&self, name: &QueueName, now: Timestamp) -> bool {
+        let is_swept = |queue: &QueueState| queue.next_due.is_none_or(|due| due > now);
+        self.cache.get(name).is_some_and(|queue| queue.as_ref().is_none_or(is_swept))
     }
 
     /// Returns when the next timer of a queue may end, if the queue is cached.

@@ -1,5 +1,7 @@
 //! All statements of the store, prepared on first use.
 
+use std::sync::LazyLock;
+
 use rusqlite::{CachedStatement, Connection, Result};
 
 /// Largest number of rows that a statement inserts.
@@ -18,22 +20,32 @@ const INSERT_TIMER: &str =
 /// One statement for many rows starts once and descends the tree once, not for each row.
 pub(super) struct Inserts<'c> {
     connection: &'c Connection,
-    of_one: &'static str,
-    by_power: [Option<CachedStatement<'c>>; MANY.ilog2() as usize + 1],
+    sql: &'c ByPower<String>,
+    by_power: ByPower<Option<CachedStatement<'c>>>,
+}
+
+/// One for each power of two up to [`MANY`].
+type ByPower<T> = [T; MANY.ilog2() as usize + 1];
+
+static INSERT_MESSAGES: LazyLock<ByPower<String>> = LazyLock::new(|| by_power(INSERT_MESSAGE));
+static INSERT_TIMERS: LazyLock<ByPower<String>> = LazyLock::new(|| by_power(INSERT_TIMER));
+
+fn by_power(of_one: &str) -> ByPower<String> {
+    std::array::from_fn(|power| of_rows(of_one, 1 << power))
 }
 
 impl<'c> Inserts<'c> {
-    fn new(connection: &'c Connection, of_one: &'static str) -> Self {
-        Self { connection, of_one, by_power: Default::default() }
+    fn new(connection: &'c Connection, sql: &'c ByPower<String>) -> Self {
+        Self { connection, sql, by_power: Default::default() }
     }
 
     /// Returns the largest of these statements for at most `rows` rows (at least 1), with its number of rows.
     pub(super) fn most_of(&mut self, rows: usize) -> Result<(usize, &mut CachedStatement<'c>)> {
-        let power = rows.min(MANY).ilog2();
+        let power = rows.min(MANY).ilog2() as usize;
         let rows = 1 << power;
-        let statement = match &mut self.by_power[power as usize] {
+        let statement = match &mut self.by_power[power] {
             Some(statement) => statement,
-            empty => empty.insert(self.connection.prepare_cached(&of_rows(self.of_one, rows))?),
+            empty => empty.insert(self.connection.prepare_cached(&self.sql[power])?),
         };
         Ok((rows, statement))
     }
@@ -67,8 +79,8 @@ macro_rules! statements {
             pub(super) fn new(connection: &'c Connection) -> Self {
                 Self {
                     connection,
-                    insert_messages: Inserts::new(connection, INSERT_MESSAGE),
-                    insert_timers: Inserts::new(connection, INSERT_TIMER),
+                    insert_messages: Inserts::new(connection, &INSERT_MESSAGES),
+                    insert_timers: Inserts::new(connection, &INSERT_TIMERS),
                     $($name: None,)*
                 }
             }
@@ -174,7 +186,8 @@ mod tests {
     fn rows_go_into_as_few_statements_as_there_are_powers_of_two_in_them() {
         let connection = Connection::open_in_memory().unwrap();
         connection.execute_batch("CREATE TABLE t (a, b)").unwrap();
-        let mut inserts = Inserts::new(&connection, "INSERT INTO t VALUES (?1, ?2)");
+        let sql = by_power("INSERT INTO t VALUES (?1, ?2)");
+        let mut inserts = Inserts::new(&connection, &sql);
         for (mut left, expected) in
             [(1, &[1][..]), (10, &[8, 2]), (16, &[16]), (39, &[16, 16, 4, 2, 1])]
         {
