@@ -165,7 +165,7 @@ async fn a_delivery_that_a_power_failure_undoes_is_delivered_again_with_the_same
     machine.backend.close().await;
 }
 
-/// Whoever learns that a message is there, or that a receipt is stale, may rely on it.
+/// A caller that learns that a message is there, or that a receipt is stale, may rely on it.
 #[tokio::test]
 async fn what_the_reply_to_a_duplicate_or_a_stale_receipt_rests_on_survives_a_power_failure() {
     let machine = Machine::start().await;

@@ -15,7 +15,7 @@
 //! checkpoint, SQLite syncs the log by itself.
 //!
 //! A receive confirms nothing, and its reply does not wait: a lease outlives the process without a sync, and after a
-//! power failure nobody holds a receipt. Whoever settles the delivery waits for a sync, which covers the delivery too.
+//! power failure nobody holds a receipt. A settle waits for a sync, which covers the delivery too.
 //! So a power failure may undo the last deliveries as if they had never been.
 //!
 //! What is on the disk must also be where the next program looks for it. So no reply is sent, with `FULL` or
@@ -161,7 +161,7 @@ impl SyncState {
 
     fn sync_and_reply(&self, batch: Batch) {
         #[cfg(test)]
-        crate::power_failure::copy_files(self.files.as_ref());
+        self.copy_files();
         let synced = match &self.log {
             Some(log) if !self.is_broken.load(Ordering::Relaxed) => self.sync(log),
             _ => Ok(()),
@@ -175,6 +175,12 @@ impl SyncState {
         let is_broken = self.is_broken.load(Ordering::Relaxed);
         let synced = if is_broken { Err(Failure::SyncFailed) } else { Ok(()) };
         self.reply(batch, synced.and_then(|()| self.check_files()));
+    }
+
+    /// Copies the files for the tests of power failures.
+    #[cfg(test)]
+    fn copy_files(&self) {
+        crate::power_failure::copy_files(self.files.as_ref());
     }
 
     /// Syncs the log, and measures how long that takes.

@@ -1,6 +1,6 @@
 //! Callers that send, receive and acknowledge, or that only send.
 //!
-//! A caller waits for the disk three times in a cycle, and others wait with it: a sync serves all
+//! A caller of the log waits for the disk three times in a cycle, one of ours twice, and others wait with it: a sync serves all
 //! that are in line. So the rate grows with the callers, up to what one thread can write down while
 //! the disk is at work. A caller need not receive what it has sent.
 

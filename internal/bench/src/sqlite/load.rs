@@ -5,7 +5,8 @@ use bytes::Bytes;
 pub(super) use crate::load::{BODY, Numbers, ResponseTimes, WAIT, body, crowd, seq_of};
 use crate::measure::Result;
 
-/// A durable queue: when one of its futures returns, its effect is on the disk.
+/// A durable queue: when a send or an acknowledgement returns, it is on the disk. A receive need not be: ours
+/// is not, that of the log is.
 ///
 /// Each call is for one message, which is how the callers of the cases use it. The implementation
 /// may coalesce concurrent calls.

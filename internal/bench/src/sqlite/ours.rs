@@ -1,6 +1,6 @@
 //! Pillarbox: the SQLite backend, as bytes by [`Queue`].
 //!
-//! Opened with `Synchronous::Full`, as users get it: nothing is answered before the disk has it. How
+//! Opened with `Synchronous::Full`, as users get it: nothing is confirmed before the disk has it. How
 //! that is done is the backend's own affair, and not always what SQLite does under that name.
 
 use std::path::Path;
