@@ -216,6 +216,8 @@ struct State {
     requests: VecDeque<Request>,
     /// The writer sleeps, and must be woken.
     is_writer_asleep: bool,
+    /// The writer is to look at the database although there is no request.
+    must_look: bool,
     is_closed: bool,
     /// The writer has ended; no request is replied to any more.
     is_ended: bool,
@@ -255,8 +257,19 @@ impl RequestQueue {
         }
     }
 
-    /// Moves the waiting requests into `batch`; if there are none, waits for one until `timeout`. Returns `false`
-    /// when the queue is closed and nothing is left to be done.
+    /// Makes the writer look at the database, once it has no requests.
+    pub(crate) fn wake_writer(&self) {
+        let mut state = self.state();
+        state.must_look = true;
+        let was_asleep = std::mem::take(&mut state.is_writer_asleep);
+        drop(state);
+        if was_asleep {
+            self.wake.notify_one();
+        }
+    }
+
+    /// Moves the waiting requests into `batch`; if there are none, waits for one until `timeout` or
+    /// [`wake_writer`](Self::wake_writer). Returns `false` when the queue is closed and nothing is left to be done.
     pub(crate) fn take_batch(&self, batch: &mut Vec<Request>, timeout: Option<Duration>) -> bool {
         let start = Instant::now();
         let mut state = self.state();
@@ -264,6 +277,10 @@ impl RequestQueue {
             if state.is_closed && self.has_no_outstanding(start) {
                 state.is_ended = true;
                 return false;
+            }
+            if std::mem::take(&mut state.must_look) && !state.is_closed {
+                state.is_writer_asleep = false;
+                return true;
             }
             let timeout = if state.is_closed { Some(Duration::from_millis(1)) } else { timeout };
             state.is_writer_asleep = true;

@@ -4,8 +4,8 @@
 //! [`Syncer`], which replies once it is on the disk: one wait for the disk serves many callers (group commit).
 //!
 //! Waiters are kept here, not in the file. A message that a batch makes ready is delivered to the first waiter
-//! within the same transaction. Changes by other processes are noticed by polling SQLite's `data_version`, and only
-//! while there are waiters.
+//! within the same transaction. Changes by other processes are noticed by SQLite's `data_version`, which is read when
+//! the log was written ([`ChangePoll`]), and only while there are waiters.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use pillarbox_core::{Clock, QueueName, Receive};
 use rusqlite::Connection;
 
+use crate::change_poll::{ChangePoll, POLL_INTERVAL};
 use crate::checkpoint::Checkpointer;
 use crate::failure::Failure;
 use crate::file::Storage;
@@ -22,9 +23,6 @@ use crate::store::Store;
 use crate::sync::Syncer;
 use crate::write_lock::{LockWait, WriteGuard};
 
-/// Interval at which changes by other processes are polled: a waiter has a message of another process after
-/// half of it on average, and each look costs about 50 µs of CPU time.
-const POLL_INTERVAL: Duration = Duration::from_millis(15);
 /// Delay after rows of purged queues could not be deleted.
 const RECLAIM_RETRY_DELAY: Duration = Duration::from_secs(1);
 
@@ -35,6 +33,7 @@ pub(crate) fn run(
     requests: &Arc<RequestQueue>,
     clock: &dyn Clock,
     syncer: &Syncer,
+    change_poll: ChangePoll,
 ) {
     let mut writer = Writer {
         connection,
@@ -45,6 +44,7 @@ pub(crate) fn run(
         store: Store::new(connection),
         waiters: HashMap::new(),
         data_version: None,
+        change_poll,
         last_poll: Instant::now(),
         reclaim_at: Instant::now(),
         checkpointer: Checkpointer::new(),
@@ -68,6 +68,7 @@ struct Writer<'c> {
     waiters: HashMap<QueueName, VecDeque<Waiter>>,
     /// The version of the database that the store's cache is of.
     data_version: Option<i64>,
+    change_poll: ChangePoll,
     /// When all queues with waiters were last served.
     last_poll: Instant,
     /// When rows of purged queues may be deleted.
@@ -85,8 +86,14 @@ impl<'c> Writer<'c> {
             return None;
         }
         let now = self.clock.now();
-        let due = self.waiters.keys().filter_map(|queue| self.store.next_due(queue)).min();
-        Some(due.map_or(POLL_INTERVAL, |due| due.since(now).min(POLL_INTERVAL)))
+        let mut timeout = self.change_poll.next(self.requests);
+        for queue in self.waiters.keys() {
+            let due = self.store.next_due(queue).map(|due| due.since(now));
+            // It was evicted, or a transaction was rolled back: its timers are unknown.
+            let unknown = (!self.store.is_cached(queue)).then_some(POLL_INTERVAL);
+            timeout = timeout.into_iter().chain(due).chain(unknown).min();
+        }
+        timeout
     }
 
     /// Returns whether rows of purged queues are left to be deleted.
