@@ -298,17 +298,29 @@ impl RequestQueue {
             }
         }
         state.is_writer_asleep = false;
-        let mut bytes = 0;
+        self.move_requests(state, batch);
+        true
+    }
+
+    /// Adds the requests that came since to a batch.
+    pub(crate) fn extend_batch(&self, batch: &mut Vec<Request>) {
+        self.move_requests(self.state(), batch);
+    }
+
+    /// Moves waiting requests into a batch until it is full.
+    fn move_requests(&self, mut state: MutexGuard<'_, State>, batch: &mut Vec<Request>) {
+        let mut bytes: usize = batch.iter().map(|request| request.op.bytes()).sum();
+        let mut permits = 0;
         while bytes < MAX_BATCH_BYTES
             && batch.len() < MAX_REQUESTS
             && let Some(request) = state.requests.pop_front()
         {
             bytes += request.op.bytes();
+            permits += usize::from(request.op.has_permit());
             batch.push(request);
         }
         drop(state);
-        self.permits.add_permits(batch.iter().filter(|request| request.op.has_permit()).count());
-        true
+        self.permits.add_permits(permits);
     }
 
     /// Refuses further requests, except for the releases of dropped deliveries.
@@ -357,5 +369,38 @@ impl RequestQueue {
 
     fn state(&self) -> MutexGuard<'_, State> {
         lock(&self.state)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use pillarbox_core::Outgoing;
+
+    use super::*;
+
+    fn send(bytes: usize) -> Request {
+        let batch = vec![Outgoing::new(vec![0; bytes])];
+        let (call, _reply) = Call::new(SendBatch { batch, max_size: None });
+        Request { queue: "q".parse().unwrap(), op: Op::Send(call) }
+    }
+
+    #[tokio::test]
+    async fn requests_that_come_later_join_a_batch_until_it_is_full() {
+        let requests = RequestQueue::new();
+        requests.submit(send(MAX_BATCH_BYTES / 2)).await.unwrap();
+        let mut batch = Vec::new();
+        assert!(requests.take_batch(&mut batch, None));
+        for _ in 0..3 {
+            requests.submit(send(MAX_BATCH_BYTES / 4)).await.unwrap();
+        }
+        requests.extend_batch(&mut batch);
+        assert_eq!(batch.len(), 3);
+        assert_eq!(requests.permits.available_permits(), MAX_REQUESTS - 1, "one still waits");
+        requests.extend_batch(&mut batch);
+        assert_eq!(batch.len(), 3);
+
+        let mut next = Vec::new();
+        assert!(requests.take_batch(&mut next, None));
+        assert_eq!((next.len(), requests.permits.available_permits()), (1, MAX_REQUESTS));
     }
 }

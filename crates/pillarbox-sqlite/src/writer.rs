@@ -52,9 +52,16 @@ pub(crate) fn run(
     let mut batch = Vec::new();
     while requests.take_batch(&mut batch, writer.idle_timeout()) {
         if !batch.is_empty() || writer.has_background_work() {
-            writer.execute(std::mem::take(&mut batch));
+            writer.execute(std::mem::take(&mut batch), Extent::Open);
         }
     }
+}
+
+/// Whether requests that came while the writer waited for the lock join a batch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Extent {
+    Open,
+    Fixed,
 }
 
 struct Writer<'c> {
@@ -145,9 +152,9 @@ impl<'c> Writer<'c> {
     }
 
     /// Executes a batch and replies to it.
-    fn execute(&mut self, mut batch: Vec<Request>) {
+    fn execute(&mut self, mut batch: Vec<Request>, extent: Extent) {
         let mut served = Vec::new();
-        match self.run_transaction(&mut batch, &mut served) {
+        match self.run_transaction(&mut batch, extent, &mut served) {
             Ok(guard) => {
                 self.storage.after_commit(self.connection);
                 let batch = self.park_waiters(batch, served);
@@ -177,7 +184,7 @@ impl<'c> Writer<'c> {
                     self.reclaim_at = Instant::now() + RECLAIM_RETRY_DELAY;
                 } else if batch.len() > 1 && failure.may_concern_one_request() {
                     for request in batch {
-                        self.execute(vec![request]);
+                        self.execute(vec![request], Extent::Fixed);
                     }
                 } else {
                     for request in batch {
@@ -215,7 +222,8 @@ impl<'c> Writer<'c> {
     /// Runs one transaction. No reply may be sent before it has succeeded.
     fn run_transaction(
         &mut self,
-        batch: &mut [Request],
+        batch: &mut Vec<Request>,
+        extent: Extent,
         served: &mut Vec<(QueueName, Waiter)>,
     ) -> Result<WriteGuard<'c>, Failure> {
         if self.syncer.is_broken() {
@@ -225,6 +233,9 @@ impl<'c> Writer<'c> {
         let is_cancelled = || requests.is_closed();
         let mut wait = LockWait::new(&is_cancelled);
         let guard = self.storage.lock_for_writing(&mut wait)?;
+        if extent == Extent::Open {
+            requests.extend_batch(batch);
+        }
         self.storage.check_content(self.connection)?;
         self.begin(&mut wait)?;
         let is_changed = self.refresh()?;
