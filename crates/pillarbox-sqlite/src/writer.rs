@@ -233,7 +233,7 @@ impl<'c> Writer<'c> {
         let is_cancelled = || requests.is_closed();
         let mut wait = LockWait::new(&is_cancelled);
         let guard = self.storage.lock_for_writing(&mut wait)?;
-        if extent == Extent::Open {
+        if wait.has_waited && extent == Extent::Open {
             requests.extend_batch(batch);
         }
         self.storage.check_content(self.connection)?;
