@@ -98,7 +98,7 @@ impl Shared {
                 tracing::warn!(%error, "the log of the database is not watched any more");
                 self.is_lost.store(true, Ordering::Release);
             }
-            // Before the report: whoever arms again after it must not be overlooked.
+            // Before the report: an arming that follows the report must not be overlooked.
             lock(&self.state).is_armed = false;
             report();
             if written.is_err() {
