@@ -38,6 +38,10 @@ impl DatabaseFiles {
         Ok(database.stamp)
     }
 
+    pub(crate) fn log_path(&self) -> &Path {
+        &self.log.path
+    }
+
     /// Opens the log. SQLite keeps no locks on it, so closing the handle drops none.
     pub(crate) fn open_log(&self) -> Result<File, Failure> {
         let log = OpenOptions::new().read(true).write(true).open(&self.log.path);

@@ -1,5 +1,6 @@
 //! Diagnoses and repairs a database.
 
+use std::io;
 use std::path::Path;
 use std::time::Instant;
 
@@ -11,6 +12,7 @@ use crate::connection::{BUSY_TIMEOUT, open_to_read, open_to_write};
 use crate::database_files::DatabaseFiles;
 use crate::failure::{Failure, is_damage};
 use crate::file::OpenDatabase;
+use crate::log_watch;
 use crate::options::{SqliteOptions, Synchronous};
 use crate::schema;
 use crate::verify::{self, Problem, ProblemKind};
@@ -270,6 +272,16 @@ fn describe(file: &OpenDatabase, options: &SqliteOptions) -> Result<Diagnosis, F
             format!("{ahead} messages were sent in the future"),
             "the clock was set back, or they came from a machine whose clock is ahead: their age \
              is shown as zero"
+                .to_owned(),
+        );
+    }
+    if let Err(error) = log_watch::check(file.files.log_path())
+        && error.kind() != io::ErrorKind::Unsupported
+    {
+        warn(
+            format!("the log cannot be watched: {error}"),
+            "waiters poll the file instead, which takes more CPU time and some milliseconds: raise \
+             fs.inotify.max_user_instances, or the limit on open files"
                 .to_owned(),
         );
     }

@@ -14,6 +14,7 @@ use pillarbox_core::internal::lock;
 use pillarbox_core::{Clock, Gate, QueueName, Result};
 use tokio::sync::oneshot;
 
+use crate::change_poll::ChangePoll;
 use crate::clock::WallClock;
 use crate::database_files::{DatabaseFiles, TrackedFile};
 use crate::failure::Failure;
@@ -115,7 +116,7 @@ impl Engine {
             return Ok(engine);
         }
         let clock = clock.unwrap_or_else(|| Arc::new(WallClock));
-        let mut engine = Self::start(&options, clock).await?;
+        let mut engine = Self::start(&options, clock, is_shared).await?;
         let Some(key) = engine_key(&options).filter(|_| is_shared) else {
             return Ok(Arc::new(engine));
         };
@@ -155,8 +156,12 @@ impl Engine {
         self.requests.close();
     }
 
-    /// Starts the writer thread, which opens the file.
-    async fn start(options: &SqliteOptions, clock: Arc<dyn Clock>) -> Result<Self, Failure> {
+    /// Starts the writer thread, which opens the file. A clock of the caller is polled: it may advance at any moment.
+    async fn start(
+        options: &SqliteOptions,
+        clock: Arc<dyn Clock>,
+        is_wall_clock: bool,
+    ) -> Result<Self, Failure> {
         let requests = Arc::new(RequestQueue::new());
         let writer = Arc::new(SharedWriter::new(requests.clone()));
         let ended = Arc::new(Gate::new());
@@ -180,7 +185,19 @@ impl Engine {
                 match ready {
                     Ok((connection, storage, syncer)) => {
                         let files = storage.files().cloned();
-                        let writer = IdleWriter::new(connection, storage, requests, clock, syncer);
+                        let change_poll = if is_wall_clock {
+                            ChangePoll::new(files.as_ref().map(DatabaseFiles::log_path))
+                        } else {
+                            ChangePoll::polled()
+                        };
+                        let writer = IdleWriter::new(
+                            connection,
+                            storage,
+                            requests,
+                            clock,
+                            syncer,
+                            change_poll,
+                        );
                         if opened.send(Ok(files)).is_ok() {
                             shared.run(writer);
                         } else {

@@ -66,6 +66,7 @@
 //! they wait instead.
 
 mod backend;
+mod change_poll;
 mod checkpoint;
 mod clock;
 mod connection;
@@ -78,6 +79,7 @@ mod frames;
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub mod fuzzing;
+mod log_watch;
 mod options;
 mod overwrite;
 #[cfg(test)]

@@ -245,6 +245,8 @@ struct State {
     is_writer_asleep: bool,
     /// Number of the last successive calls that found the writer idle, at most [`LONE_CALLS`].
     lone_calls: u32,
+    /// The writer is to look at the database although there is no request.
+    must_look: bool,
     is_closed: bool,
     /// The writer has ended; no request is replied to any more.
     is_ended: bool,
@@ -293,8 +295,19 @@ impl RequestQueue {
         state.lone_calls == LONE_CALLS
     }
 
-    /// Moves the waiting requests into `batch`; if there are none, waits for one until `timeout`. Returns `false`
-    /// when the queue is closed and nothing is left to be done.
+    /// Makes the writer look at the database, once it has no requests.
+    pub(crate) fn wake_writer(&self) {
+        let mut state = self.state();
+        state.must_look = true;
+        let was_asleep = std::mem::take(&mut state.is_writer_asleep);
+        drop(state);
+        if was_asleep {
+            self.wake.notify_one();
+        }
+    }
+
+    /// Moves the waiting requests into `batch`; if there are none, waits for one until `timeout` or
+    /// [`wake_writer`](Self::wake_writer). Returns `false` when the queue is closed and nothing is left to be done.
     pub(crate) fn take_batch(&self, batch: &mut Vec<Request>, timeout: Option<Duration>) -> bool {
         let start = Instant::now();
         let mut state = self.state();
@@ -302,6 +315,10 @@ impl RequestQueue {
             if state.is_closed && self.has_no_outstanding(start) {
                 state.is_ended = true;
                 return false;
+            }
+            if std::mem::take(&mut state.must_look) && !state.is_closed {
+                state.is_writer_asleep = false;
+                return true;
             }
             let timeout = if state.is_closed { Some(Duration::from_millis(1)) } else { timeout };
             state.is_writer_asleep = true;
@@ -319,17 +336,29 @@ impl RequestQueue {
             }
         }
         state.is_writer_asleep = false;
-        let mut bytes = 0;
+        self.move_requests(state, batch);
+        true
+    }
+
+    /// Adds the requests that came since to a batch.
+    pub(crate) fn extend_batch(&self, batch: &mut Vec<Request>) {
+        self.move_requests(self.state(), batch);
+    }
+
+    /// Moves waiting requests into a batch until it is full.
+    fn move_requests(&self, mut state: MutexGuard<'_, State>, batch: &mut Vec<Request>) {
+        let mut bytes: usize = batch.iter().map(|request| request.op.bytes()).sum();
+        let mut permits = 0;
         while bytes < MAX_BATCH_BYTES
             && batch.len() < MAX_REQUESTS
             && let Some(request) = state.requests.pop_front()
         {
             bytes += request.op.bytes();
+            permits += usize::from(request.op.has_permit());
             batch.push(request);
         }
         drop(state);
-        self.permits.add_permits(batch.iter().filter(|request| request.op.has_permit()).count());
-        true
+        self.permits.add_permits(permits);
     }
 
     /// Refuses further requests, except for the releases of dropped deliveries.
@@ -378,5 +407,38 @@ impl RequestQueue {
 
     fn state(&self) -> MutexGuard<'_, State> {
         lock(&self.state)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use pillarbox_core::Outgoing;
+
+    use super::*;
+
+    fn send(bytes: usize) -> Request {
+        let batch = vec![Outgoing::new(vec![0; bytes])];
+        let (call, _reply) = Call::new(SendBatch { batch, max_size: None });
+        Request { queue: "q".parse().unwrap(), op: Op::Send(call) }
+    }
+
+    #[tokio::test]
+    async fn requests_that_come_later_join_a_batch_until_it_is_full() {
+        let requests = RequestQueue::new();
+        requests.submit(send(MAX_BATCH_BYTES / 2)).await.unwrap();
+        let mut batch = Vec::new();
+        assert!(requests.take_batch(&mut batch, None));
+        for _ in 0..3 {
+            requests.submit(send(MAX_BATCH_BYTES / 4)).await.unwrap();
+        }
+        requests.extend_batch(&mut batch);
+        assert_eq!(batch.len(), 3);
+        assert_eq!(requests.permits.available_permits(), MAX_REQUESTS - 1, "one still waits");
+        requests.extend_batch(&mut batch);
+        assert_eq!(batch.len(), 3);
+
+        let mut next = Vec::new();
+        assert!(requests.take_batch(&mut next, None));
+        assert_eq!((next.len(), requests.permits.available_permits()), (1, MAX_REQUESTS));
     }
 }

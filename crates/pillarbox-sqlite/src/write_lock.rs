@@ -37,16 +37,19 @@ impl Drop for WriteGuard<'_> {
 pub(crate) struct LockWait<'a> {
     start: Instant,
     has_warned: bool,
+    /// Another program had the lock.
+    pub(crate) has_waited: bool,
     is_cancelled: &'a dyn Fn() -> bool,
 }
 
 impl<'a> LockWait<'a> {
     pub(crate) fn new(is_cancelled: &'a dyn Fn() -> bool) -> Self {
-        Self { start: Instant::now(), has_warned: false, is_cancelled }
+        Self { start: Instant::now(), has_warned: false, has_waited: false, is_cancelled }
     }
 
     /// Fails if the wait was too long or is cancelled.
     fn check(&mut self) -> Result<(), Failure> {
+        self.has_waited = true;
         let waited = self.start.elapsed();
         if waited > LOCK_TIMEOUT || (self.is_cancelled)() {
             return Err(Failure::Locked(waited));

@@ -4,8 +4,8 @@
 //! [`Syncer`], which replies once it is on the disk: one wait for the disk serves many callers (group commit).
 //!
 //! Waiters are kept here, not in the file. A message that a batch makes ready is delivered to the first waiter
-//! within the same transaction. Changes by other processes are noticed by polling SQLite's `data_version`, and only
-//! while there are waiters.
+//! within the same transaction. Changes by other processes are noticed by SQLite's `data_version`, which is read when
+//! the log was written ([`ChangePoll`]), and only while there are waiters.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use pillarbox_core::{Clock, QueueName, Receive};
 use rusqlite::Connection;
 
+use crate::change_poll::{ChangePoll, POLL_INTERVAL};
 use crate::checkpoint::Checkpointer;
 use crate::connection::BUSY_TIMEOUT;
 use crate::failure::Failure;
@@ -23,9 +24,6 @@ use crate::store::{Cache, Store};
 use crate::sync::Syncer;
 use crate::write_lock::{LockWait, WriteGuard};
 
-/// Interval at which changes by other processes are polled: a waiter has a message of another process after
-/// half of it on average, and each look costs about 50 µs of CPU time.
-const POLL_INTERVAL: Duration = Duration::from_millis(15);
 /// Delay after rows of purged queues could not be deleted.
 const RECLAIM_RETRY_DELAY: Duration = Duration::from_secs(1);
 
@@ -38,6 +36,7 @@ pub(crate) struct IdleWriter {
     requests: Arc<RequestQueue>,
     clock: Arc<dyn Clock>,
     syncer: Syncer,
+    change_poll: ChangePoll,
     state: State,
 }
 
@@ -71,8 +70,10 @@ impl IdleWriter {
         requests: Arc<RequestQueue>,
         clock: Arc<dyn Clock>,
         syncer: Syncer,
+        change_poll: ChangePoll,
     ) -> Self {
-        Self { connection, storage, requests, clock, syncer, state: State::new() }
+        let state = State::new();
+        Self { connection, storage, requests, clock, syncer, change_poll, state }
     }
 
     /// Lets the writer work.
@@ -84,6 +85,7 @@ impl IdleWriter {
             requests: &self.requests,
             clock: &*self.clock,
             syncer: &self.syncer,
+            change_poll: &mut self.change_poll,
             store: Store::with_cache(&self.connection, state.cache),
             waiters: state.waiters,
             data_version: state.data_version,
@@ -110,13 +112,15 @@ impl IdleWriter {
     }
 }
 
-/// The thread that executes a transaction.
+/// How a batch is executed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Thread {
-    /// The writer thread, which may wait.
-    Writer,
-    /// A thread of a caller, perhaps of an async runtime, which may not.
-    Caller,
+enum Execution {
+    /// On the writer thread, which may wait for the lock. Requests that come meanwhile join the batch.
+    Joined,
+    /// On the writer thread, as it is.
+    Alone,
+    /// On a thread of a caller, perhaps of an async runtime, which may not wait.
+    Inline,
 }
 
 pub(crate) struct Writer<'c> {
@@ -125,6 +129,7 @@ pub(crate) struct Writer<'c> {
     requests: &'c Arc<RequestQueue>,
     clock: &'c dyn Clock,
     syncer: &'c Syncer,
+    change_poll: &'c mut ChangePoll,
     store: Store<'c>,
     /// Receives that wait, in order of arrival.
     waiters: HashMap<QueueName, VecDeque<Waiter>>,
@@ -147,8 +152,14 @@ impl<'c> Writer<'c> {
             return None;
         }
         let now = self.clock.now();
-        let due = self.waiters.keys().filter_map(|queue| self.store.next_due(queue)).min();
-        Some(due.map_or(POLL_INTERVAL, |due| due.since(now).min(POLL_INTERVAL)))
+        let mut timeout = self.change_poll.next(self.requests);
+        for queue in self.waiters.keys() {
+            let due = self.store.next_due(queue).map(|due| due.since(now));
+            // It was evicted, or a transaction was rolled back: its timers are unknown.
+            let unknown = (!self.store.is_cached(queue)).then_some(POLL_INTERVAL);
+            timeout = timeout.into_iter().chain(due).chain(unknown).min();
+        }
+        timeout
     }
 
     /// Returns whether rows of purged queues are left to be deleted.
@@ -159,7 +170,7 @@ impl<'c> Writer<'c> {
     /// Executes a batch, or what there is to do although no request has come.
     pub(crate) fn execute_or_work(&mut self, batch: Vec<Request>) {
         if !batch.is_empty() || self.has_background_work() {
-            self.execute(batch);
+            self.execute(batch, Execution::Joined);
         }
     }
 
@@ -171,28 +182,28 @@ impl<'c> Writer<'c> {
         if !may_reply || !self.waiters.is_empty() || self.checkpointer.may_be_due_next() {
             return Err(request);
         }
-        let mut batch = [request];
+        let mut batch = vec![request];
         let _ = self.connection.busy_timeout(Duration::ZERO);
-        let done = self.run_transaction(&mut batch, &mut Vec::new(), Thread::Caller);
+        let done = self.run_transaction(&mut batch, &mut Vec::new(), Execution::Inline);
         let _ = self.connection.busy_timeout(BUSY_TIMEOUT);
-        let [request] = batch;
         match done {
             Ok(guard) => {
                 self.storage.after_commit(self.connection);
                 self.checkpointer.is_due(self.connection);
                 drop(guard);
-                if request.would_wait() {
-                    return Err(request);
+                if batch.iter().any(Request::would_wait) {
+                    return Err(batch.remove(0));
                 }
-                self.syncer.complete(vec![request]);
+                self.syncer.complete(batch);
                 Ok(())
             }
             // Whatever the reason is: the writer thread waits for it, or reports it.
-            Err(_) => {
-                if !self.connection.is_autocommit() {
+            Err(failure) => {
+                // If the lock was not free, no transaction has begun, and the cache is still right.
+                if !matches!(failure, Failure::Locked(_)) || !self.connection.is_autocommit() {
                     self.roll_back();
                 }
-                Err(request)
+                Err(batch.remove(0))
             }
         }
     }
@@ -241,9 +252,9 @@ impl<'c> Writer<'c> {
     }
 
     /// Executes a batch and replies to it.
-    fn execute(&mut self, mut batch: Vec<Request>) {
+    fn execute(&mut self, mut batch: Vec<Request>, execution: Execution) {
         let mut served = Vec::new();
-        match self.run_transaction(&mut batch, &mut served, Thread::Writer) {
+        match self.run_transaction(&mut batch, &mut served, execution) {
             Ok(guard) => {
                 self.storage.after_commit(self.connection);
                 let batch = self.park_waiters(batch, served);
@@ -272,7 +283,7 @@ impl<'c> Writer<'c> {
                     self.reclaim_at = Instant::now() + RECLAIM_RETRY_DELAY;
                 } else if batch.len() > 1 && failure.may_concern_one_request() {
                     for request in batch {
-                        self.execute(vec![request]);
+                        self.execute(vec![request], Execution::Alone);
                     }
                 } else {
                     for request in batch {
@@ -310,27 +321,31 @@ impl<'c> Writer<'c> {
     /// Runs one transaction. No reply may be sent before it has succeeded.
     fn run_transaction(
         &mut self,
-        batch: &mut [Request],
+        batch: &mut Vec<Request>,
         served: &mut Vec<(QueueName, Waiter)>,
-        thread: Thread,
+        execution: Execution,
     ) -> Result<WriteGuard<'c>, Failure> {
         if self.syncer.is_broken() {
             return Err(Failure::SyncFailed);
         }
         let requests = self.requests;
-        let is_cancelled = || thread == Thread::Caller || requests.is_closed();
+        let is_inline = execution == Execution::Inline;
+        let is_cancelled = || is_inline || requests.is_closed();
         let mut wait = LockWait::new(&is_cancelled);
         let guard = self.storage.lock_for_writing(&mut wait)?;
-        match thread {
-            Thread::Writer => self.storage.check_content(self.connection)?,
+        if wait.has_waited && execution == Execution::Joined {
+            requests.extend_batch(batch);
+        }
+        if !is_inline {
+            self.storage.check_content(self.connection)?;
+        } else if self.storage.check()? {
             // To find out who has written it takes long.
-            Thread::Caller if self.storage.check()? => return Err(Failure::Locked(Duration::ZERO)),
-            Thread::Caller => {}
+            return Err(Failure::Locked(Duration::ZERO));
         }
         self.begin(&mut wait)?;
         let is_changed = self.refresh()?;
         let now = self.clock.now();
-        if thread == Thread::Caller {
+        if is_inline {
             let mut queues = batch.iter().map(|request| &request.queue);
             if is_changed
                 || queues.any(|queue| !self.store.is_swept(queue, now))

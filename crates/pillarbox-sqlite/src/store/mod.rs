@@ -327,6 +327,11 @@ impl<'c> Store<'c> {
         self.cache.get(name)?.as_ref()?.next_due
     }
 
+    /// Returns whether a queue is cached, or is known not to exist.
+    pub(crate) fn is_cached(&self, name: &QueueName) -> bool {
+        self.cache.get(name).is_some()
+    }
+
     /// Returns up to `max` messages: the ready ones in order, then the others by their deadlines.
     pub(crate) fn peek(
         &mut self,

@@ -54,6 +54,68 @@ async fn a_waiter_in_another_process_is_woken_and_its_receipt_settles_here() {
     assert_eq!(jobs.counts().await.unwrap().total(), 0);
 }
 
+/// Waits without a file descriptor left to watch the log with. Not a test by itself.
+#[cfg(target_os = "linux")]
+#[test]
+#[ignore = "runs in a process of its own"]
+fn receiver_that_cannot_watch() {
+    let Some((file, _)) = assignment() else { return };
+    pillarbox_testing::block_on(async {
+        let backend = open(file).await;
+        let jobs = queue(&backend, "jobs");
+        let mut held = Vec::new();
+        while let Ok(file) = std::fs::File::open("/dev/null") {
+            held.push(file);
+        }
+        println!("@ waiting");
+        let request = Receive::one().wait(Duration::from_secs(60));
+        assert_eq!(jobs.receive(request).await.expect("received").len(), 1);
+        println!("@ got it");
+        drop(held);
+        backend.close().await;
+    });
+}
+
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn a_waiter_that_cannot_watch_the_log_polls_it() {
+    let (_directory, file, _backend, jobs) = database().await;
+    let mut limited = std::process::Command::new("sh");
+    let test = std::env::current_exe().expect("this test");
+    limited.args(["-c", r#"ulimit -n 64 && exec "$0" "$@""#]).arg(test);
+    let child = Child::start_by(limited, "processes::receiver_that_cannot_watch", &file, "");
+    child.wait_for("waiting", 0);
+    send(&jobs, "x").await;
+    child.wait_for("got it", 0);
+    child.finish();
+}
+
+#[tokio::test]
+async fn a_waiter_is_woken_by_a_message_in_a_log_that_was_truncated_or_created_again() {
+    let (directory, file) = directory();
+    for round in 0..3 {
+        let backend = open(&file).await;
+        let jobs = queue(&backend, "jobs");
+        send(&jobs, "settled").await;
+        jobs.purge().await.unwrap();
+        let child = Child::start("processes::receiver", &file, "2");
+        child.wait_for("waiting", 0);
+        send(&jobs, "before").await;
+        child.wait_for("got", 0);
+        // Another program truncates the log.
+        let other = Connection::open(&file).unwrap();
+        other.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(())).unwrap();
+        drop(other);
+        send(&jobs, "after").await;
+        child.wait_for("got", 1);
+        child.finish();
+        jobs.purge().await.unwrap();
+        drop(jobs);
+        backend.close().await;
+        assert!(!directory.path().join("jobs.db-wal").exists(), "round {round}");
+    }
+}
+
 #[tokio::test]
 async fn a_message_of_another_connection_in_this_process_wakes_a_waiter() {
     let (_directory, file, _backend, jobs) = database().await;
