@@ -194,3 +194,56 @@ impl<T: 'static, R: 'static> Encode<T> for Mailbox<T, R> {
         Mailbox::queue(self)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use futures_util::FutureExt;
+    use pillarbox_core::{Capabilities, Mailboxes, MemoryBackend, QueueOptions};
+    use pillarbox_testing::forward_queue;
+
+    use super::*;
+
+    /// A queue of a backend that does not coalesce concurrent calls.
+    #[derive(Debug)]
+    struct Uncoalesced {
+        inner: Arc<dyn Queue>,
+        capabilities: Capabilities,
+    }
+
+    impl Queue for Uncoalesced {
+        forward_queue!(inner: name send receive settle peek counts purge close is_closed);
+
+        fn capabilities(&self) -> &Capabilities {
+            &self.capabilities
+        }
+    }
+
+    #[tokio::test]
+    async fn a_reply_takes_the_way_through_the_driver_only_if_the_backend_does_not_coalesce() {
+        let backend = Mailboxes::new(MemoryBackend::new());
+        let mailbox: Mailbox<u32> = backend.mailbox("jobs").unwrap();
+        let replies = backend.queue("replies", QueueOptions::new()).unwrap();
+        let (sender, mut requests) = mpsc::channel(1);
+        let metrics = PoolMetrics::new("jobs");
+        let direct = Arc::new(DirectSends { call_timeout: Duration::from_secs(1), metrics });
+        let sends = SendChannel {
+            sender,
+            permits: Arc::new(Semaphore::new(1)),
+            tracer: None,
+            trace: None,
+            direct: Some(direct),
+        };
+        let producer = ProducerHandle::new(Arc::new(mailbox), sends);
+
+        producer.send_for_handler(replies.clone(), Outgoing::new("one")).await.unwrap();
+        assert!(requests.try_recv().is_err());
+        assert_eq!(replies.counts().await.unwrap().ready, 1);
+
+        let mut capabilities = replies.capabilities().clone();
+        capabilities.coalesces = false;
+        let uncoalesced = Arc::new(Uncoalesced { inner: replies.clone(), capabilities });
+        let sent = producer.send_for_handler(uncoalesced, Outgoing::new("two")).now_or_never();
+        assert!(sent.is_none() && requests.try_recv().is_ok());
+        assert_eq!(replies.counts().await.unwrap().ready, 1);
+    }
+}
