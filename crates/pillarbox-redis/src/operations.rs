@@ -47,7 +47,7 @@ impl Operation for Sends {
         caller: &Caller,
         requests: &[SendRequest],
     ) -> Result<Vec<Vec<SendOutcome>>> {
-        registration::register(&runner.queue).await?;
+        let is_registered = registration::register(&runner.queue).await?;
         let max_size = requests[0].max_size.map_or(String::new(), |max| max.to_string());
         let all = || requests.iter().flat_map(|request| &request.messages);
         let unique = Deduplicated::new(all().map(|message| message.id));
@@ -76,7 +76,7 @@ impl Operation for Sends {
         }
         if flags.must_announce {
             // Whatever fails from here on, the messages are stored.
-            let announced = registration::announce(runner).await;
+            let announced = registration::announce(runner, is_registered).await;
             announced.map_err(|failure| failure.with_effect_unknown(true))?;
         }
         let answers = unique.answers(&answers);

@@ -36,9 +36,9 @@ pub(crate) struct Partition {
 impl Partition {
     pub(crate) fn new(queue: Arc<QueueState>, number: PartitionNumber) -> Self {
         let limits = if queue.context.client.settings.coalesce {
-            Limits { runners: 2, entries: 256 }
+            Limits { calls: 2, entries: 256 }
         } else {
-            Limits { runners: usize::MAX, entries: 0 }
+            Limits { calls: usize::MAX, entries: 0 }
         };
         let runner = Arc::new(ScriptRunner::new(queue, number));
         Self {

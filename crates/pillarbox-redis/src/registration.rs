@@ -21,17 +21,20 @@ const REGISTER_INTERVAL: Duration = Duration::from_secs(600);
 /// Time that a send waits for that. The list may be on another server than the queue, which may be down.
 const REGISTER_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Announces a partition that is new or not known to receivers yet: puts the queue on the list of queues, and
-/// makes sure that the partition is received from.
-pub(crate) async fn announce(partition: &ScriptRunner) -> Result<()> {
+/// Announces a partition that is new or not known to receivers yet: puts the queue on the list of queues, unless
+/// this very send has done so, and makes sure that the partition is received from.
+pub(crate) async fn announce(partition: &ScriptRunner, is_registered: bool) -> Result<()> {
     let ScriptRunner { queue, number, keys, .. } = partition;
-    {
-        let mut registration = lock(&queue.registration);
-        if matches!(*registration, Registration::Done(_)) {
-            *registration = Registration::Missing;
+    if !is_registered {
+        // The list may have been lost together with what the queue had.
+        {
+            let mut registration = lock(&queue.registration);
+            if matches!(*registration, Registration::Done(_)) {
+                *registration = Registration::Missing;
+            }
         }
+        register(queue).await?;
     }
-    register(queue).await?;
     if *number > 0 {
         enlist(queue, *number).await?;
         let BackendContext { client, gate, .. } = &*queue.context;
@@ -42,24 +45,27 @@ pub(crate) async fn announce(partition: &ScriptRunner) -> Result<()> {
     Ok(())
 }
 
-/// Puts a queue on the list of queues, unless that was done recently. If the list is unreachable, a task goes
-/// on trying.
-pub(crate) async fn register(queue: &Arc<QueueState>) -> Result<()> {
+/// Puts a queue on the list of queues, unless that was done recently, and returns whether it did. If the list is
+/// unreachable, a task goes on trying.
+pub(crate) async fn register(queue: &Arc<QueueState>) -> Result<bool> {
     let registration = *lock(&queue.registration);
     match registration {
-        Registration::InBackground => return Ok(()),
-        Registration::Done(at) if at.elapsed() < REGISTER_INTERVAL => return Ok(()),
+        Registration::InBackground => return Ok(false),
+        Registration::Done(at) if at.elapsed() < REGISTER_INTERVAL => return Ok(false),
         Registration::Done(_) | Registration::Missing => {}
     }
     match timeout(REGISTER_TIMEOUT, queue.context.register(&queue.name)).await {
-        Ok(Ok(())) => *lock(&queue.registration) = Registration::Done(Instant::now()),
+        Ok(Ok(())) => {
+            *lock(&queue.registration) = Registration::Done(Instant::now());
+            return Ok(true);
+        }
         Ok(Err(failure)) if !failure.is_transient() => return Err(failure),
         Ok(Err(_)) | Err(_) => {
             *lock(&queue.registration) = Registration::InBackground;
             queue.context.spawn(register_in_background(queue.clone()));
         }
     }
-    Ok(())
+    Ok(false)
 }
 
 async fn register_in_background(queue: Arc<QueueState>) {

@@ -188,10 +188,12 @@ impl Waiters {
         })
     }
 
-    /// Returns the partitions that may have a ready message: those that a new waiter queries.
+    /// Returns the partitions that may have a ready message: those that a new waiter queries. If a query got no
+    /// answer while nobody else waited, the next waiter has to query.
     pub(crate) fn maybe_ready(&self, now: Instant) -> Vec<PartitionNumber> {
         self.responsive_that(|status| {
             status.contents != Contents::Empty
+                || status.wake_up == WakeUp::Pending
                 || !status.is_subscribed
                 || status.due.is_some_and(|due| due <= now)
         })
@@ -382,6 +384,20 @@ mod tests {
         waiters.begin_query(0, now());
         waiters.require_query(0);
         assert_eq!(take_queries(&mut waiters, two), [0]);
+    }
+
+    #[tokio::test]
+    async fn a_new_waiter_repeats_a_query_that_got_no_answer_while_nobody_else_waited() {
+        let mut waiters = Waiters::new();
+        waiters.set_subscribed(0, true);
+        let (one, _) = waiters.join();
+        finds_nothing(&mut waiters, 0, None);
+        waiters.begin_query(0, now());
+        waiters.require_query(0);
+        waiters.leave(one);
+        assert_eq!(waiters.maybe_ready(now()), [0]);
+        finds_nothing(&mut waiters, 0, None);
+        assert_eq!(waiters.maybe_ready(now()), [0; 0]);
     }
 
     #[tokio::test]
