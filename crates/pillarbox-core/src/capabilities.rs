@@ -23,6 +23,7 @@ pub struct Capabilities {
     pub max_batch: usize,
     /// Whether concurrent calls cost no more than one call with all their messages, because the backend coalesces
     /// them or works in memory. If not, the worker pool collects the replies of its handlers into batches.
+    /// [`full`](Self::full) sets it; clear it if each call is a round trip of its own.
     pub coalesces: bool,
     /// Maximum number of messages in one receive or peek.
     pub max_receive: usize,

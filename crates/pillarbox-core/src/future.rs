@@ -19,7 +19,7 @@ pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 /// assert_eq!(OperationFuture::boxed(async { 7 }).await, 7);
 /// # }
 /// ```
-#[must_use = "futures do nothing unless they are awaited"]
+#[must_use = "await it to learn whether the operation succeeded"]
 pub struct OperationFuture<'a, T>(State<'a, T>);
 
 enum State<'a, T> {

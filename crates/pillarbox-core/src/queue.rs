@@ -37,7 +37,8 @@ pub trait Queue: fmt::Debug + Send + Sync + 'static {
 
     /// Stores one message. Does the same as [`send`](Self::send) with a batch of one, which is the default.
     ///
-    /// A backend that can store a message at once may do so in the call, before the future is polled.
+    /// A backend that can store a message at once may do so in the call: it may be stored although the future is
+    /// dropped without being polled.
     fn send_one(&self, message: Outgoing) -> OperationFuture<'_, Result<Sent>> {
         OperationFuture::boxed(async { single(self.send(vec![message]).await) })
     }

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  producer handle ─┐                      ┌─ worker 0 ─┐
-//!  queue ───────────┼─► dispatcher ────────┼─ worker 1 ─┼─► results ─► dispatcher ─► settle, send
+//!  queue ───────────┼─► dispatcher ────────┼─ worker 1 ─┼─► reports ─► dispatcher ─► settle, send
 //!  control ─────────┘   (owns queue I/O)   └─ worker n ─┘
 //! ```
 //!

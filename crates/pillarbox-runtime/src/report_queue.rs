@@ -29,7 +29,7 @@ pub(crate) enum WorkerReport {
 }
 
 /// Reports that the driver has not taken. Adding some never waits, so that a worker can report while its handler is
-/// pending. Bounded by the deliveries in flight, each of which is reported on twice at most.
+/// pending. Bounded by the assignments in the channels of the workers, each of which is reported on twice at most.
 #[derive(Debug, Default)]
 pub(crate) struct ReportQueue {
     reports: Mutex<Vec<WorkerReport>>,

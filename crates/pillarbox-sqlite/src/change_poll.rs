@@ -19,8 +19,8 @@ const LONGEST_INTERVAL: Duration = Duration::from_secs(1);
 /// Decides when to look at the database.
 ///
 /// The log is written before the index that makes a commit visible, so a look right after a write may be too early.
-/// It is repeated 1, 4, 16, 64 and 256 ms after the write, and then every second. The longest one also limits the effect of a process that is suspended between
-/// the two, and of a file that was moved or replaced, which is not watched.
+/// It is repeated 1, 4, 16, 64 and 256 ms after the write, and then every second. The look every second also finds the
+/// commit of a process that was suspended between the two, and a file that was moved or replaced, which is not watched.
 #[derive(Debug)]
 pub(crate) struct ChangePoll {
     source: Source,

@@ -199,9 +199,10 @@ fn free_space(_: &Path) -> Option<u64> {
 /// Returns a diagnosis with version, path and durability.
 fn base_diagnosis(path: &Path, options: &SqliteOptions) -> Diagnosis {
     let (setting, promise) = match options.synchronous {
-        Synchronous::Full => {
-            ("full", "every confirmed operation is on the disk; a power failure loses nothing")
-        }
+        Synchronous::Full => (
+            "full",
+            "every confirmed send and settle is on the disk; a power failure loses no message",
+        ),
         Synchronous::Normal => (
             "normal",
             "every confirmed operation survives the end of any process; a power failure may lose the \
@@ -281,7 +282,7 @@ fn describe(file: &OpenDatabase, options: &SqliteOptions) -> Result<Diagnosis, F
         warn(
             format!("the log cannot be watched: {error}"),
             "waiters poll the file instead, which takes more CPU time and some milliseconds: raise \
-             fs.inotify.max_user_instances, or the limit on open files"
+             fs.inotify.max_user_instances or max_user_watches, or the limit on open files"
                 .to_owned(),
         );
     }

@@ -171,7 +171,9 @@ mod os {
                     Err(error) => return Err(error.into()),
                 };
                 if is_gone {
-                    return Err(io::Error::other("its file system was unmounted"));
+                    return Err(io::Error::other(
+                        "the log was deleted, or its file system unmounted",
+                    ));
                 }
                 if reports.is_buffer_empty() {
                     return Ok(());

@@ -113,7 +113,7 @@ impl Request {
     pub(crate) fn must_sync(&self) -> bool {
         match &self.op {
             Op::Send(_) | Op::Settle(_) | Op::Purge(_) => true,
-            // A power failure ends every delivery: its receiver is gone.
+            // A power failure ends the receiver too, so nothing relies on the delivery.
             Op::Receive(_) | Op::Waiter(_) => false,
             Op::Peek(_) | Op::Counts(_) | Op::Queues(_) | Op::Release(_) | Op::Forget => false,
         }

@@ -46,7 +46,7 @@ impl Dispatcher {
         }
     }
 
-    /// Makes the next settle calls, unless one is under way or the next try is not due.
+    /// Makes the settle calls that are due: one if none is under way, and one for each full batch.
     pub(super) fn call_settle(&mut self, source: usize, kind: SettleKind, now: Instant) {
         let max = self.sources[source].settings.max_batch;
         loop {

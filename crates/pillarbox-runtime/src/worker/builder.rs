@@ -28,6 +28,8 @@ impl<T: 'static, R: 'static, C, S> Worker<T, R, C, S> {
     /// The pool measures how long a fetch and a handler take, and prefetches what its workers will begin within about
     /// one fetch: many messages if handlers are short, none if they are slow, so that no message waits here while
     /// another process is idle. With 0, only messages that can begin at once are received.
+    ///
+    /// A pool of several mailboxes may also hold one message of each mailbox that was empty, for a second at most.
     pub fn prefetch(mut self, max: usize) -> Self {
         self.pool.prefetch = max;
         self

@@ -112,7 +112,7 @@ fn sqlite(contest: Contest, load: impl Fn(usize) -> Load + Copy + 'static) -> Co
         .enter(
             Role::Limit,
             "append-only log",
-            "group commit; no redelivery, space is never reclaimed",
+            "group commit; receives are synced too; no redelivery, space is never reclaimed",
             move |place| {
                 let directory = place::fresh()?;
                 let log = sqlite::cycle::room_for_small_bodies(load(place).window);

@@ -45,7 +45,7 @@ fn summary(results: &Results) -> Result<String> {
     text +=
         "| send + receive + acknowledge | Pillarbox | best peer | limit |\n|---|---:|---:|---:|\n";
     let throughputs = [
-        ("cycles-sqlite", "SQLite file", ", every call durable"),
+        ("cycles-sqlite", "SQLite file", ", sends and acknowledgements durable"),
         ("cycles-redis", "Redis", ""),
         ("cycles-memory", "memory", ""),
     ];
