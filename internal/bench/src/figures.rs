@@ -107,18 +107,8 @@ impl Figures {
         Ok(format!("{begin}{name}{name_end}{}{end}", self.quoted(name)?))
     }
 
-    /// Replaces the figures that a page quotes.
-    pub(crate) fn requote(&self, page: &Path) -> Result<()> {
-        let text = fs::read_to_string(page)?;
-        let failed = |error| format!("{}: {error}", page.display());
-        let updated = self.with_quotes(&text).map_err(failed)?;
-        if updated != text {
-            fs::write(page, updated)?;
-        }
-        Ok(())
-    }
-
-    fn with_quotes(&self, text: &str) -> Result<String> {
+    /// Returns a text with the figures that it quotes replaced.
+    pub(crate) fn with_quotes(&self, text: &str) -> Result<String> {
         let (begin, name_end, end) = QUOTE;
         let mut updated = String::with_capacity(text.len());
         let mut rest = text;

@@ -251,10 +251,11 @@ fn run(command: Command) -> Result<()> {
         Command::All { suites, out, amount } => all(&suites, &out, &amount.plan()),
         Command::Page { results, to, readme } => {
             let results = Results::read_all(&results)?;
-            page::write(&results, &to)?;
-            let Some(readme) = readme else { return Ok(()) };
+            let Some(readme) = readme else { return page::write(&results, &to) };
+            // First, because it fails if a suite was not run whose figures are quoted.
+            page::requote(&results, &to)?;
             page::summarise(&results, &readme)?;
-            page::requote(&results, &to)
+            page::write(&results, &to)
         }
         Command::Verdict { results } => {
             print!("{}", verdict::table(&Figures::of(&Results::read_all(&results)?)));

@@ -36,14 +36,20 @@ pub(crate) fn write(results: &Results, to: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Replaces the figures that the pages of a directory quote.
+/// Replaces the figures that the pages of a directory quote. Changes nothing if a figure is missing.
 pub(crate) fn requote(results: &Results, directory: &Path) -> Result<()> {
     let figures = Figures::of(results);
+    let mut updated = Vec::new();
     for entry in fs::read_dir(directory)? {
         let path = entry?.path();
         if path.extension().is_some_and(|extension| extension == "md") {
-            figures.requote(&path)?;
+            let failed = |error| format!("{}: {error}", path.display());
+            let text = figures.with_quotes(&fs::read_to_string(&path)?).map_err(failed)?;
+            updated.push((path, text));
         }
+    }
+    for (path, text) in updated {
+        fs::write(path, text)?;
     }
     Ok(())
 }
