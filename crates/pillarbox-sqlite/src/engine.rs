@@ -168,7 +168,7 @@ impl Engine {
         let (opened, when_open) = oneshot::channel();
         let thread = {
             let (options, requests, shared) = (options.clone(), requests.clone(), writer.clone());
-            let end = CloseOnDrop { ended: ended.clone(), requests: requests.clone() };
+            let end = CloseOnDrop { ended: ended.clone(), writer: writer.clone() };
             let body = move || {
                 let _end = end;
                 let ready = file::open(&options, &|| requests.is_closed()).and_then(
@@ -274,12 +274,12 @@ impl fmt::Debug for Engine {
 /// Reports the end of the thread, whether it returns or panics.
 struct CloseOnDrop {
     ended: Arc<Gate>,
-    requests: Arc<RequestQueue>,
+    writer: Arc<SharedWriter>,
 }
 
 impl Drop for CloseOnDrop {
     fn drop(&mut self) {
-        self.requests.abandon();
+        self.writer.abandon();
         self.ended.close();
     }
 }

@@ -5,7 +5,8 @@
 //! if the writer or the database is in use, or the work may take long, the request goes to the thread after all. It
 //! never executes the requests of others.
 
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
 
 use crate::requests::{Request, RequestQueue};
 use crate::writer::IdleWriter;
@@ -27,10 +28,8 @@ impl SharedWriter {
             return Err(request);
         }
         // Before the look at the queue: the writer thread does not end meanwhile, and can execute what follows.
-        self.requests.add_outstanding();
-        let executed = self.execute_if_idle(request);
-        self.requests.remove_outstanding();
-        executed
+        let _outstanding = OutstandingCall::new(&self.requests);
+        self.execute_if_idle(request)
     }
 
     fn execute_if_idle(&self, request: Request) -> Result<(), Request> {
@@ -51,7 +50,7 @@ impl SharedWriter {
         drop(slot);
         let mut batch = Vec::new();
         while self.requests.take_batch(&mut batch, timeout) {
-            // Poisoned: a transaction has panicked on the thread of a caller. The file may be in any state.
+            // Poisoned: a transaction has panicked on the thread of a caller.
             let Ok(mut slot) = self.writer.lock() else { return };
             let Some(writer) = &mut *slot else { return };
             timeout = writer.resume(|writer| {
@@ -64,6 +63,33 @@ impl SharedWriter {
             writer.close();
         }
     }
+
+    /// Drops all requests, and closes the file if that was not done: a transaction has panicked. While it is open,
+    /// nobody else can write.
+    pub(crate) fn abandon(&self) {
+        self.requests.abandon();
+        let writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner).take();
+        drop(writer);
+    }
+}
+
+/// A request that a caller executes itself. If it panics, the writer thread learns of it, and ends.
+struct OutstandingCall<'a>(&'a RequestQueue);
+
+impl<'a> OutstandingCall<'a> {
+    fn new(requests: &'a RequestQueue) -> Self {
+        requests.add_outstanding();
+        Self(requests)
+    }
+}
+
+impl Drop for OutstandingCall<'_> {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            self.0.wake_writer();
+        }
+        self.0.remove_outstanding();
+    }
 }
 
 #[cfg(test)]
@@ -71,8 +97,9 @@ mod tests {
     use std::fs::File;
     use std::future::Future;
     use std::pin::pin;
-    use std::task::{Context, Waker};
-    use std::thread::{self, ThreadId};
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::task::{Context, Poll, Waker};
+    use std::thread::ThreadId;
 
     use pillarbox_core::internal::lock;
     use pillarbox_core::{
@@ -83,13 +110,17 @@ mod tests {
     use super::*;
     use crate::{SqliteBackend, SqliteOptions, Synchronous};
 
-    /// A clock that knows which thread has executed the last transaction.
-    #[derive(Debug)]
-    struct ThreadClock(Mutex<Option<ThreadId>>);
+    /// A clock that knows which thread has executed the last transaction, and can make one panic.
+    #[derive(Debug, Default)]
+    struct ThreadClock {
+        last: Mutex<Option<ThreadId>>,
+        panics: AtomicBool,
+    }
 
     impl Clock for ThreadClock {
         fn now(&self) -> Timestamp {
-            *lock(&self.0) = Some(thread::current().id());
+            assert!(!self.panics.load(Ordering::Relaxed), "a transaction panics");
+            *lock(&self.last) = Some(thread::current().id());
             Timestamp::now()
         }
 
@@ -110,7 +141,7 @@ mod tests {
         /// Opens a queue, and uses it until the caller executes its requests itself.
         async fn open() -> Self {
             let directory = tempfile::tempdir().unwrap();
-            let clock = Arc::new(ThreadClock(Mutex::default()));
+            let clock = Arc::new(ThreadClock::default());
             // The duration of a sync, which also decides, is unknown here.
             let options = SqliteOptions::new(directory.path().join("jobs.db"));
             let options = options.synchronous(Synchronous::Normal);
@@ -143,7 +174,7 @@ mod tests {
 
         /// Returns whether this thread has executed the last transaction.
         fn is_inline(&self) -> bool {
-            *lock(&self.clock.0) == Some(thread::current().id())
+            *lock(&self.clock.last) == Some(thread::current().id())
         }
     }
 
@@ -174,8 +205,13 @@ mod tests {
         lone.send("a").await;
         for _ in 0..50 {
             let mut receive = pin!(lone.jobs.receive(Receive::one()));
+            // It has its reply if the writer thread was quick.
             let polled = receive.as_mut().poll(&mut Context::from_waker(Waker::noop()));
-            assert!(polled.is_pending());
+            if let Poll::Ready(received) = polled {
+                let receipt = received.unwrap().remove(0).receipt;
+                lone.jobs.settle(vec![Settle::acknowledge(receipt)]).await.unwrap();
+                lone.send("a").await;
+            }
         }
         let received = lone.jobs.receive(Receive::one()).await.unwrap();
         assert_eq!(received[0].message.delivery_count, 1);
@@ -193,5 +229,38 @@ mod tests {
         let (received, ()) = tokio::join!(lone.jobs.receive(wait), send);
         assert_eq!(&received.unwrap()[0].message.body[..], b"a");
         lone.backend.close().await;
+    }
+
+    /// Checks that a program can write although a transaction of another has panicked.
+    async fn assert_unlocked(lone: &Lone) {
+        let file = lone.directory.path().join("jobs.db");
+        let clock = Arc::new(ThreadClock::default());
+        let other = SqliteBackend::open_with_clock(SqliteOptions::new(file), clock).await.unwrap();
+        let other = Mailboxes::new(other);
+        let jobs = other.queue("jobs", QueueOptions::new()).unwrap();
+        jobs.send(vec![Outgoing::new("b")]).await.unwrap().remove(0).unwrap();
+        assert_eq!(jobs.counts().await.unwrap().ready, 1);
+        other.close().await;
+        assert!(lone.jobs.counts().await.is_err(), "its writer has ended");
+        lone.backend.close().await;
+    }
+
+    #[tokio::test]
+    async fn a_transaction_that_panics_on_the_thread_of_its_caller_locks_nobody_out() {
+        let lone = Lone::open().await;
+        lone.clock.panics.store(true, Ordering::Relaxed);
+        let jobs = lone.jobs.clone();
+        let send = tokio::spawn(async move { jobs.send(vec![Outgoing::new("a")]).await });
+        // If the writer thread executes it, that panics instead.
+        assert!(!send.await.is_ok_and(|sent| sent.is_ok()));
+        assert_unlocked(&lone).await;
+    }
+
+    #[tokio::test]
+    async fn a_transaction_that_panics_on_the_writer_thread_locks_nobody_out() {
+        let lone = Lone::open().await;
+        lone.clock.panics.store(true, Ordering::Relaxed);
+        assert!(lone.jobs.purge().await.is_err());
+        assert_unlocked(&lone).await;
     }
 }
