@@ -310,9 +310,12 @@ impl RequestQueue {
     /// [`wake_writer`](Self::wake_writer). Returns `false` when the queue is closed and nothing is left to be done.
     pub(crate) fn take_batch(&self, batch: &mut Vec<Request>, timeout: Option<Duration>) -> bool {
         let start = Instant::now();
+        let mut closed_since = None;
         let mut state = self.state();
         while state.requests.is_empty() {
-            if state.is_closed && self.has_no_outstanding(start) {
+            if state.is_closed
+                && self.has_no_outstanding(*closed_since.get_or_insert_with(Instant::now))
+            {
                 state.is_ended = true;
                 return false;
             }
@@ -412,6 +415,8 @@ impl RequestQueue {
 
 #[cfg(test)]
 mod tests {
+    use std::thread;
+
     use pillarbox_core::Outgoing;
 
     use super::*;
@@ -440,5 +445,22 @@ mod tests {
         let mut next = Vec::new();
         assert!(requests.take_batch(&mut next, None));
         assert_eq!((next.len(), requests.permits.available_permits()), (1, MAX_REQUESTS));
+    }
+
+    #[test]
+    fn a_writer_that_has_slept_waits_for_releases_that_follow_the_close() {
+        let requests = RequestQueue::new();
+        requests.add_outstanding();
+        thread::scope(|scope| {
+            let writer = scope.spawn(|| {
+                let mut batch = Vec::new();
+                (requests.take_batch(&mut batch, None), batch.len())
+            });
+            thread::sleep(CLOSE_GRACE + Duration::from_millis(10));
+            requests.close();
+            requests.push(Request { queue: "q".parse().unwrap(), op: Op::Release(Vec::new()) });
+            requests.remove_outstanding();
+            assert_eq!(writer.join().unwrap(), (true, 1));
+        });
     }
 }

@@ -107,6 +107,8 @@ impl IdleWriter {
 
     /// Sends the last replies and closes the file.
     pub(crate) fn close(self) {
+        // Before the log is deleted, which it would report.
+        drop(self.change_poll);
         drop(self.syncer);
         self.storage.before_close(&self.connection);
     }
