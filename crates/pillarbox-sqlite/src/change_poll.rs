@@ -13,8 +13,8 @@ use crate::requests::RequestQueue;
 pub(crate) const POLL_INTERVAL: Duration = Duration::from_millis(15);
 /// Shortest interval where it is watched.
 const SHORTEST_INTERVAL: Duration = Duration::from_millis(1);
-/// Longest interval where it is watched.
-const LONGEST_INTERVAL: Duration = Duration::from_secs(1);
+/// Longest interval where it is watched, and between two looks at the clock.
+pub(crate) const LONGEST_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Decides when to look at the database.
 ///

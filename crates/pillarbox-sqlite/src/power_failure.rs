@@ -184,3 +184,17 @@ async fn what_the_reply_to_a_duplicate_or_a_stale_receipt_rests_on_survives_a_po
     assert_eq!(machine.left().await, []);
     machine.backend.close().await;
 }
+
+/// After some calls the caller executes its requests itself, if the disk is quick.
+#[tokio::test]
+async fn a_power_failure_after_any_call_of_a_lone_caller_undoes_nothing_confirmed() {
+    let machine = Machine::start().await;
+    for round in 0..20 {
+        machine.send("a").await;
+        assert_eq!(machine.left().await, messages(&[("a", 0)]), "round {round}");
+        let delivery = machine.receive().await;
+        machine.settle(&delivery, SettleAction::Acknowledge).await;
+        assert_eq!(machine.left().await, [], "round {round}");
+    }
+    machine.backend.close().await;
+}

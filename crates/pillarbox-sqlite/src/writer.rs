@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use pillarbox_core::{Clock, QueueName, Receive};
 use rusqlite::Connection;
 
-use crate::change_poll::{ChangePoll, POLL_INTERVAL};
+use crate::change_poll::{ChangePoll, LONGEST_INTERVAL, POLL_INTERVAL};
 use crate::checkpoint::Checkpointer;
 use crate::connection::BUSY_TIMEOUT;
 use crate::failure::Failure;
@@ -156,7 +156,8 @@ impl<'c> Writer<'c> {
         let now = self.clock.now();
         let mut timeout = self.change_poll.next(self.requests);
         for queue in self.waiters.keys() {
-            let due = self.store.next_due(queue).map(|due| due.since(now));
+            // Not longer, also if no other process can write: the clock of the machine may be set forward.
+            let due = self.store.next_due(queue).map(|due| due.since(now).min(LONGEST_INTERVAL));
             // It was evicted, or a transaction was rolled back: its timers are unknown.
             let unknown = (!self.store.is_cached(queue)).then_some(POLL_INTERVAL);
             timeout = timeout.into_iter().chain(due).chain(unknown).min();
