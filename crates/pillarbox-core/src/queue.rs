@@ -61,7 +61,8 @@ pub trait Queue: fmt::Debug + Send + Sync + 'static {
 
     /// Returns at most `max` messages without delivering them: the ready ones in order of delivery, then the
     /// others in the order in which they will become ready; from the first message, or from `after`, the end
-    /// of an earlier page.
+    /// of an earlier page. A page may have fewer messages than `max` and not be the last, if they are large:
+    /// [`PeekPage::next`] says where the next one begins.
     ///
     /// If its storage is damaged, a backend may return what it can read, in any order, and describe what it
     /// cannot read in [`PeekPage::unreadable`].

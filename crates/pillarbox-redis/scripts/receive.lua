@@ -64,41 +64,53 @@ if #ids < wanted then
   end
 end
 
-local count, fits = #ids, #ids
+-- Bodies are read in pieces: of those that do not fit, fewer than one piece is read. A piece is smaller if as many
+-- of the length of the first would not fit.
+local count, fits, bytes, piece, bodies = #ids, 0, 0, 16, nil
 if count > 1 then
-  -- If all have the length of the first, only these fit, and the others need not be read.
   local length = redis.pcall('HSTRLEN', data, ids[1])
-  if type(length) == 'number' and length * count > most_bytes then
-    fits = math.max(1, math.floor(most_bytes / length))
+  if type(length) == 'number' and length * piece > most_bytes then
+    piece = math.max(1, math.floor(most_bytes / length))
   end
 end
-local bodies = redis.pcall('HMGET', data, unpack(ids, 1, fits))
-local known = bodies.err and bodies or redis.pcall('HMGET', meta, unpack(ids, 1, fits))
+local known
+repeat
+  local from = fits
+  local some = redis.pcall('HMGET', data, unpack(ids, from + 1, math.min(from + piece, count)))
+  if some.err then
+    known = some
+    break
+  end
+  bodies = bodies or some
+  for n = 1, #some do
+    bytes = bytes + (some[n] and #some[n] or 0)
+    if bytes > most_bytes and fits > 0 then break end
+    fits = from + n
+    bodies[fits] = some[n]
+  end
+until fits == count or bytes >= most_bytes
+known = known or redis.pcall('HMGET', meta, unpack(ids, 1, fits))
 if known.err then
   -- A key has another type: all ids go back.
   -- @give_back
   return known
 end
-local bytes = 0
-for n = 1, fits do
-  bytes = bytes + (bodies[n] and #bodies[n] or 0)
-  if bytes > most_bytes and n > 1 then
-    fits = n - 1
-    break
-  end
-end
 if fits < count then
   -- The rest is the next to be delivered.
   local rest = {}
   for n = count, fits + 1, -1 do rest[#rest + 1] = ids[n] end
-  if type(redis.pcall('RPUSH', pending, unpack(rest))) == 'number' then
-    for n = fits + 1, count do ids[n], bodies[n], known[n] = nil, nil, nil end
-    count, wait = fits, 0
-  else
-    -- The slot moves to another node, see above.
-    bodies = redis_call('HMGET', data, unpack(ids))
-    known = redis_call('HMGET', meta, unpack(ids))
+  if type(redis.pcall('RPUSH', pending, unpack(rest))) == 'table' then
+    -- The slot moves to another node, see above. Pending is empty, so the rest can be due, before all others.
+    local first = {}
+    for n = fits + 1, count do
+      first[#first + 1] = n
+      first[#first + 1] = ids[n]
+    end
+    redis_call('ZADD', invisible, unpack(first))
+    redis_call('HINCRBY', meta, '#delayed', count - fits)
   end
+  for n = fits + 1, count do ids[n], bodies[n] = nil, nil end
+  count, wait = fits, 0
 end
 local leases, counts, lost = {}, {}, nil
 local receiver, left, place, last = 4, 0, 0, ''

@@ -27,8 +27,9 @@ const MAX_QUEUED: usize = 8192;
 /// Number of queued entries that are always enough for a second call.
 const MAX_AWAITED: usize = 16;
 
-/// Maximum number of bytes in one call, unless a single request has more.
-const MAX_COALESCED_BYTES: usize = 1 << 20;
+/// Maximum number of bytes in one call, unless a single message has more: a slow network must transfer them within
+/// the response timeout.
+pub(crate) const MAX_SENT_BYTES: usize = 1 << 20;
 
 /// A kind of operation whose requests can be coalesced.
 pub(crate) trait Operation: Sized + Send + Sync + 'static {
@@ -251,8 +252,7 @@ impl<O: Operation> Batcher<O> {
         let (mut requests, mut answers) = (vec![first.request], vec![first.answer]);
         while let Some(next) = state.queued.front() {
             bytes += O::size(&next.request).1;
-            let fits =
-                entries + next.entries <= self.limits.entries && bytes <= MAX_COALESCED_BYTES;
+            let fits = entries + next.entries <= self.limits.entries && bytes <= MAX_SENT_BYTES;
             if !fits || !O::can_join(&requests[0], &next.request) {
                 break;
             }

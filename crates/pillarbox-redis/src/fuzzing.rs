@@ -59,11 +59,11 @@ pub fn counts(value: Value) -> Result<Option<Counts>> {
     partition::counts(reader(value)).map_err(error)
 }
 
-/// Reads the answer of `peek.lua` to a request for `max` messages. Also returns the end of the page as text.
-pub fn peek(value: Value, max: usize) -> Result<(Vec<Peeked>, Option<String>)> {
+/// Reads the answer of `peek.lua`. Also returns the end of the page as text.
+pub fn peek(value: Value) -> Result<(Vec<Peeked>, Option<String>)> {
     let mut reader = reader(value);
     let part = reader.bytes().map_err(error)?;
-    let (messages, end) = partition::page(reader, part == b"r", max).map_err(error)?;
+    let (messages, end) = partition::page(reader, part == b"r").map_err(error)?;
     Ok((messages, end.map(|end| end.to_string())))
 }
 

@@ -159,7 +159,7 @@ impl Partition {
                 break (reply, part == b"r");
             }
         };
-        page(reply, is_ready, max)
+        page(reply, is_ready)
     }
 
     /// Deletes what is left of the partition if it holds no message, and returns whether it is gone.
@@ -221,10 +221,9 @@ pub(crate) fn counts(mut reply: ReplyReader) -> Result<Option<Counts>> {
 pub(crate) fn page(
     mut reply: ReplyReader,
     is_ready: bool,
-    max: usize,
 ) -> Result<(Vec<Peeked>, Option<PageEnd>)> {
-    let ready_shown = reply.count()?;
-    let (mut messages, mut shown, mut last) = (Vec::new(), 0, None);
+    let (ready_shown, may_have_more) = (reply.count()?, reply.integer()? == 1);
+    let (mut messages, mut last) = (Vec::new(), None);
     while !reply.is_empty() {
         let (id_text, score) = (reply.bytes()?, reply.bytes()?);
         let (meta, data) = (reply.bytes()?, reply.optional_bytes()?);
@@ -240,10 +239,9 @@ pub(crate) fn page(
             };
             messages.push(Peeked::new(format::message(id, data, deliveries), state));
         }
-        shown += 1;
         last = Some((id_text, score));
     }
-    let Some((id, score)) = last.filter(|_| shown == max) else { return Ok((messages, None)) };
+    let Some((id, score)) = last.filter(|_| may_have_more) else { return Ok((messages, None)) };
     let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
     let (part, position) =
         if is_ready { ("r", ready_shown.to_string()) } else { ("i", text(score)) };
@@ -309,9 +307,9 @@ mod tests {
     /// Returns the end of a page whose last entry has this id and score.
     fn page_of(id: &str, score: &str) -> Result<Option<String>> {
         let text = |text: &str| Value::BulkString(text.into());
-        let words = vec![Value::Int(0), text(id), text(score), text("1"), Value::Nil];
-        let words = Reply::new(Value::Array(words), &"h".into()).into_reader();
-        page(words, false, 1).map(|(_, end)| end.map(|end| end.to_string()))
+        let page = vec![Value::Int(0), Value::Int(1), text(id), text(score), text("1"), Value::Nil];
+        let reply = Reply::new(Value::Array(page), &"h".into()).into_reader();
+        super::page(reply, false).map(|(_, end)| end.map(|end| end.to_string()))
     }
 
     #[test]

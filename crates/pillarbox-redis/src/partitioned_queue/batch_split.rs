@@ -4,12 +4,10 @@ use std::collections::BTreeMap;
 
 use pillarbox_core::Outgoing;
 
+use crate::batcher::MAX_SENT_BYTES;
 use crate::failure::Result;
 use crate::format;
 use crate::partition_layout::PartitionNumber;
-
-/// Maximum number of bytes of messages in one call: the server refuses too large a command.
-const MAX_COMMAND_BYTES: usize = 64 << 20;
 
 /// Outcome of each entry of a batch.
 pub(crate) type Outcomes<T> = Vec<Result<T>>;
@@ -57,14 +55,14 @@ impl Order {
     }
 }
 
-/// Splits a batch into chunks that a server accepts. Most often there is only one.
+/// Splits a batch into chunks of at most [`MAX_SENT_BYTES`], or of a single message. Most often there is only one.
 pub(super) fn chunks(mut batch: Vec<Outgoing>) -> Vec<Vec<Outgoing>> {
     let mut chunks = Vec::new();
     loop {
         let mut bytes = 0;
         let mut fits = |message: &Outgoing| {
             bytes += format::size_of(message);
-            bytes <= MAX_COMMAND_BYTES
+            bytes <= MAX_SENT_BYTES
         };
         // A single message may be larger.
         let end = batch.iter().take_while(|message| fits(message)).count().max(1);
@@ -85,13 +83,13 @@ mod tests {
     #[test]
     fn a_batch_too_large_for_one_call_is_split() {
         let of = |sizes: &[usize]| {
-            let body = bytes::Bytes::from(vec![0; 80 << 20]);
-            let batch = sizes.iter().map(|size| Outgoing::new(body.slice(..size << 20))).collect();
+            let body = bytes::Bytes::from(vec![0; 2000 << 10]);
+            let batch = sizes.iter().map(|size| Outgoing::new(body.slice(..size << 10))).collect();
             chunks(batch).iter().map(Vec::len).collect::<Vec<_>>()
         };
         assert_eq!(of(&[]), [0]);
         assert_eq!(of(&[1, 2, 3]), [3]);
-        assert_eq!(of(&[60, 4, 1, 80, 80, 2]), [2, 1, 1, 1, 1]);
+        assert_eq!(of(&[1000, 24, 1, 2000, 2000, 2]), [2, 1, 1, 1, 1]);
     }
 
     #[test]

@@ -267,6 +267,7 @@ impl PartitionedQueue {
             let left = max - messages.len();
             let (more, ended) = self.partition(partition).peek(left, &end).await?;
             messages.extend(more);
+            let is_enough = messages.len() == max || !messages.is_empty() && ended.is_some();
             let next = match ended {
                 Some(end) => Position { partition, end },
                 None if partition + 1 >= layout.received_from => {
@@ -274,8 +275,8 @@ impl PartitionedQueue {
                 }
                 None => Position { partition: partition + 1, end: PageEnd::beginning() },
             };
-            // The page is not full if entries without a message were skipped.
-            if messages.len() == max {
+            // A page ends early if the messages are large. One is empty if no entry of it is a message.
+            if is_enough {
                 return Ok(PeekPage::new(messages, Some(next.into())));
             }
             Position { partition, end } = next;

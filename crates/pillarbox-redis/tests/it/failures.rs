@@ -16,8 +16,8 @@ use pillarbox_testing::server::{Flavour, RedisServer, RedisServerBuilder};
 
 use crate::common::proxy::{Mode, Proxy};
 use crate::common::steps::{
-    TIMEOUT, acknowledge, body, channels, counts, drain, eventually, receive, send, send_later,
-    settle, take, wait_for,
+    TIMEOUT, acknowledge, body, channels, counts, drain, eventually, peek_all, receive, send,
+    send_later, settle, take, wait_for,
 };
 use crate::common::{open, queue, start, start_queue};
 
@@ -828,7 +828,7 @@ async fn out_of_memory(flavour: Flavour) {
     settle(&queue, Settle::nack(receipt(1), HOUR)).await.expect("given back for later");
     settle(&queue, Settle::nack(receipt(2), Duration::ZERO)).await.expect("given back");
     settle(&queue, Settle::nack(receipt(3), Duration::from_millis(1))).await.expect("given back");
-    let shown = queue.peek(1000, None).await.expect("a page").messages;
+    let shown = peek_all(&queue).await;
     assert_eq!(shown.len() as u64, sent);
     assert!(matches!(shown.last().expect("one").state, MessageState::Delayed { .. }));
     tokio::time::sleep(Duration::from_millis(5)).await;
@@ -1077,77 +1077,6 @@ async fn an_entry_with_an_invalid_id_is_skipped() {
     send(&queue, "two").await.expect("sent");
     let deliveries = queue.receive(Receive::up_to(10)).await.expect("received");
     assert_eq!(deliveries.iter().map(body).collect::<Vec<_>>(), ["one", "two"]);
-}
-
-// Large messages.
-
-/// Creates a message that is identified by its first character.
-fn large(order: usize, bytes: usize) -> Outgoing {
-    let character = char::from(b'a' + order as u8);
-    Outgoing::new(character.to_string().repeat(bytes))
-}
-
-fn characters(deliveries: &[pillarbox_core::Delivery]) -> String {
-    deliveries.iter().filter_map(|delivery| body(delivery).chars().next()).collect()
-}
-
-#[tokio::test]
-async fn a_receive_takes_only_as_many_bytes_as_get_through_a_slow_network() {
-    let (_server, backend) = start().await;
-    const KB: usize = 1 << 10;
-    // Equal sizes, a small one first, and one that is too large by itself.
-    let sizes: [(&[usize], &[&str]); 4] = [
-        (&[300 * KB; 7], &["abc", "def", "g"]),
-        (&[1, 500 * KB, 500 * KB, 500 * KB, 1], &["abc", "de"]),
-        (&[4 << 20, 4 << 20, 1, 1], &["a", "b", "cd"]),
-        (&[KB; 20], &["abcdefghijklmnopqrst"]),
-    ];
-    for (n, (sizes, expected)) in sizes.into_iter().enumerate() {
-        let queue = queue(&backend, &format!("q{n}"));
-        for (order, bytes) in sizes.iter().enumerate() {
-            queue.send(vec![large(order, *bytes)]).await.expect("sent");
-        }
-        let mut received = Vec::new();
-        while received.len() < expected.len() {
-            let deliveries = queue.receive(Receive::up_to(100).visibility(HOUR)).await;
-            received.push(characters(&deliveries.expect("received")));
-        }
-        assert_eq!(received, expected, "{sizes:?}");
-        let all = sizes.len() as u64;
-        assert_eq!(counts(&queue).await, (0, all, 0, all));
-    }
-}
-
-#[tokio::test]
-async fn attributes_and_addresses_count_among_the_bytes_of_a_receive() {
-    let (_server, _backend, queue) = start_queue().await;
-    for order in 0..6 {
-        let mut message = large(order, 1);
-        message.attributes.insert("note", "x".repeat(200 << 10));
-        message.reply_to = Some("y".repeat(150 << 10).into());
-        queue.send(vec![message]).await.expect("sent");
-    }
-    for expected in ["ab", "cd", "ef"] {
-        let deliveries = queue.receive(Receive::up_to(6).visibility(HOUR)).await;
-        assert_eq!(characters(&deliveries.expect("received")), expected);
-    }
-}
-
-/// Concurrent receives share a call, and its limit of bytes.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn receives_that_share_a_call_all_get_a_message() {
-    let (_server, _backend, queue) = start_queue().await;
-    for order in 0..24 {
-        queue.send(vec![large(order, 700 << 10)]).await.expect("sent");
-    }
-    let receives = (0..24).map(|_| {
-        let queue = queue.clone();
-        tokio::spawn(async move { queue.receive(Receive::one().visibility(HOUR)).await })
-    });
-    for receive in receives.collect::<Vec<_>>() {
-        assert_eq!(receive.await.expect("a task").expect("received").len(), 1);
-    }
-    assert_eq!(counts(&queue).await, (0, 24, 0, 24));
 }
 
 // Logs and diagnosis.

@@ -7,6 +7,7 @@ mod crash;
 mod failover;
 mod failures;
 mod invariants;
+mod large_messages;
 mod opening;
 mod partitions;
 mod property;

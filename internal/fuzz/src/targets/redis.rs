@@ -147,7 +147,7 @@ pub(super) fn reply(input: &[u8]) {
             }
         }
         "peek" => {
-            if let Some((messages, end)) = accepted(reader::peek(answer, number)) {
+            if let Some((messages, end)) = accepted(reader::peek(answer)) {
                 peeked(&messages, end);
             }
         }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use pillarbox_core::{Delivery, MessageId, Outgoing, Queue, Receive, Result, Settle};
+use pillarbox_core::{Delivery, MessageId, Outgoing, Peeked, Queue, Receive, Result, Settle};
 use pillarbox_testing::server::RedisServer;
 
 /// Time within which what a test waits for must happen, on a busy machine.
@@ -34,6 +34,19 @@ pub(crate) async fn take(queue: &Arc<dyn Queue>) -> Delivery {
 /// Waits for a message.
 pub(crate) async fn wait_for(queue: &Arc<dyn Queue>, time: Duration) -> Result<Option<Delivery>> {
     Ok(queue.receive(Receive::one().wait(time)).await?.pop())
+}
+
+/// Pages through all messages.
+pub(crate) async fn peek_all(queue: &Arc<dyn Queue>) -> Vec<Peeked> {
+    let (mut shown, mut after) = (Vec::new(), None);
+    loop {
+        let page = queue.peek(1000, after).await.expect("a page");
+        shown.extend(page.messages);
+        after = page.next;
+        if after.is_none() {
+            return shown;
+        }
+    }
 }
 
 /// Settles one delivery.
