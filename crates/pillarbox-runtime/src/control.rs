@@ -11,7 +11,7 @@ use tokio::sync::{Semaphore, mpsc, watch};
 
 use crate::desired_state::{DesiredState, Stop};
 use crate::event::{Event, EventBus, Events};
-use crate::producer::{ProducerHandle, SendChannel, SendRequest};
+use crate::producer::{DirectSends, PoolSends, ProducerHandle, SendChannel, SendRequest};
 use crate::pulse::Pulse;
 use crate::stats::{State, StatsSnapshot};
 use crate::trace::Tracer;
@@ -50,7 +50,7 @@ pub(crate) struct ControlState {
     pub(crate) stats: watch::Sender<StatsSnapshot>,
     pub(crate) events: EventBus,
     pub(crate) sends: mpsc::Sender<SendRequest>,
-    /// See [`SendChannel::permits`].
+    /// See [`PoolSends::permits`].
     pub(crate) send_permits: Arc<Semaphore>,
     pub(crate) tracer: OnceLock<Arc<dyn Tracer>>,
     pub(crate) is_stopping: AtomicBool,
@@ -127,7 +127,7 @@ impl Control {
 
     /// Returns a handle that sends to `mailbox` through the worker pool.
     pub fn producer<T: 'static, R: 'static>(&self, mailbox: &Mailbox<T, R>) -> ProducerHandle<T> {
-        ProducerHandle::new(Arc::new(mailbox.clone()), self.state.send_channel())
+        ProducerHandle::new(Arc::new(mailbox.clone()), self.state.send_channel(None))
     }
 
     /// Sends one message to `mailbox` through the worker pool.
@@ -214,14 +214,14 @@ impl ControlState {
         self.events.emit(event);
     }
 
-    pub(crate) fn send_channel(&self) -> SendChannel {
-        SendChannel {
+    pub(crate) fn send_channel(&self, direct: Option<DirectSends>) -> SendChannel {
+        let pool = PoolSends {
             sender: self.sends.clone(),
             permits: self.send_permits.clone(),
             tracer: self.tracer.get().cloned(),
-            trace: None,
-            direct: None,
-        }
+            direct,
+        };
+        SendChannel { pool: Arc::new(pool), trace: None }
     }
 
     pub(crate) fn report_state(&self, state: State) {

@@ -7,8 +7,7 @@ use std::sync::Arc;
 use std::task::Poll;
 
 use futures_util::FutureExt;
-use futures_util::future::Map;
-use pillarbox_core::BoxFuture;
+use futures_util::future::{CatchUnwind, Either, Map, Ready, ready};
 use tower::Service;
 
 pub use crate::lease::Heartbeat;
@@ -199,22 +198,29 @@ where
 {
     type Response = Outcome;
     type Error = BoxError;
-    type Future = BoxFuture<'static, Result<Outcome, BoxError>>;
+    type Future = Either<Caught<H::Future>, Ready<Result<Outcome, BoxError>>>;
 
     fn poll_ready(&mut self, _: &mut std::task::Context<'_>) -> Poll<Result<(), BoxError>> {
         Poll::Ready(Ok(()))
     }
 
     fn call(&mut self, request: ServiceRequest<T, R, C>) -> Self::Future {
-        let handler = self.handler.clone();
-        Box::pin(async move {
-            // The body is dropped with the handler, and the state that handlers share is theirs to keep
-            // consistent.
-            let guarded = AssertUnwindSafe(async move { handler.handle(request).await });
-            guarded
-                .catch_unwind()
-                .await
-                .unwrap_or_else(|payload| Err(Box::new(Failure::panic(&*payload))))
-        })
+        // The body is dropped with the handler, and the state that handlers share is theirs to keep consistent.
+        match std::panic::catch_unwind(AssertUnwindSafe(|| self.handler.handle(request))) {
+            Ok(handling) => {
+                let handling = AssertUnwindSafe(handling).catch_unwind();
+                handling.map(caught as fn(_) -> _).left_future()
+            }
+            Err(payload) => ready(caught(Err(payload))).right_future(),
+        }
     }
+}
+
+/// The future of a handler whose panic becomes an error.
+type Caught<F> = Map<CatchUnwind<AssertUnwindSafe<F>>, fn(Handled) -> Result<Outcome, BoxError>>;
+/// The result of a handler, or the payload of its panic.
+type Handled = std::thread::Result<Result<Outcome, BoxError>>;
+
+fn caught(handled: Handled) -> Result<Outcome, BoxError> {
+    handled.unwrap_or_else(|payload| Err(Box::new(Failure::panic(&*payload))))
 }

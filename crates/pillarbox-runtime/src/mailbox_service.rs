@@ -2,9 +2,10 @@
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
+use std::task::{Context as TaskContext, Poll, ready};
 
 use pillarbox_core::{BoxFuture, Mailbox, MessageId, Outgoing, Queue, RawMessage, SendOptions};
-use tower::{Service, ServiceExt};
+use tower::Service;
 
 use crate::dead_letters::DeadLetter;
 use crate::lease::Heartbeat;
@@ -24,10 +25,16 @@ pub(crate) struct UndecodedRequest {
     pub(crate) worker_id: WorkerId,
 }
 
+/// The future of a delivery that is handled.
+pub(crate) type Handling = BoxFuture<'static, Result<Outcome, BoxError>>;
+
 /// The service of one mailbox, whatever its types are.
 pub(crate) trait MailboxService: Send + Sync {
-    /// Decodes and handles a delivery.
-    fn serve(&mut self, request: UndecodedRequest) -> BoxFuture<'_, Result<Outcome, BoxError>>;
+    /// Decodes a delivery, which is handled by the next call.
+    fn decode(&mut self, request: UndecodedRequest) -> Result<(), BoxError>;
+
+    /// Calls the stack with the delivery that was decoded last, once the stack is ready.
+    fn poll_call(&mut self, context: &mut TaskContext<'_>) -> Poll<Result<Handling, BoxError>>;
 
     /// Returns the error reply to a message that becomes a dead letter. `None` if its sender wants none.
     fn error_reply(
@@ -56,6 +63,8 @@ pub(crate) struct TypedMailboxService<T, R, C> {
     pub(crate) context: Context<C>,
     pub(crate) service: ServiceStack<T, R, C>,
     pub(crate) error_reply: Option<MakeErrorReply<R>>,
+    /// The delivery that waits for the stack to be ready.
+    pub(crate) decoded: Option<ServiceRequest<T, R, C>>,
 }
 
 impl<T: 'static, R: 'static, C> TypedMailboxService<T, R, C> {
@@ -86,23 +95,24 @@ where
     R: 'static,
     C: Send + Sync + 'static,
 {
-    fn serve(&mut self, request: UndecodedRequest) -> BoxFuture<'_, Result<Outcome, BoxError>> {
-        let body = match self.mailbox.decode(request.metadata.raw()) {
-            Ok(body) => body,
-            Err(error) => {
-                let failure = Failure::new(FailureKind::Undecodable, error);
-                return Box::pin(std::future::ready(Err(failure.into())));
-            }
-        };
-        let request = ServiceRequest {
+    fn decode(&mut self, request: UndecodedRequest) -> Result<(), BoxError> {
+        let body = self.mailbox.decode(request.metadata.raw());
+        let body = body.map_err(|error| Failure::new(FailureKind::Undecodable, error))?;
+        self.decoded = Some(ServiceRequest {
             message: Received::new(body, request.metadata, self.mailbox.clone()),
             context: self.context.clone(),
             producer: ProducerHandle::new(self.mailbox.clone(), request.sends),
             heartbeat: request.heartbeat,
             attempt: request.attempt,
             worker_id: request.worker_id,
-        };
-        Box::pin(async move { self.service.ready().await?.call(request).await })
+        });
+        Ok(())
+    }
+
+    fn poll_call(&mut self, context: &mut TaskContext<'_>) -> Poll<Result<Handling, BoxError>> {
+        let is_ready = ready!(self.service.poll_ready(context));
+        let request = self.decoded.take().expect("a delivery was decoded");
+        Poll::Ready(is_ready.map(|()| self.service.call(request)))
     }
 
     fn error_reply(
@@ -124,6 +134,7 @@ where
             context: self.context.clone(),
             service: self.service.clone(),
             error_reply: self.error_reply.clone(),
+            decoded: None,
         })
     }
 }

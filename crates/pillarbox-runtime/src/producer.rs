@@ -35,18 +35,23 @@ pub struct ProducerHandle<T> {
     sends: SendChannel,
 }
 
-/// The channel through which messages reach the driver.
+/// The way of messages to the driver, from within one delivery or from anywhere else.
 #[derive(Clone)]
 pub(crate) struct SendChannel {
+    pub(crate) pool: Arc<PoolSends>,
+    /// The trace of the message that is being handled.
+    pub(crate) trace: Option<TraceContext>,
+}
+
+/// The channel through which messages reach the driver.
+pub(crate) struct PoolSends {
     pub(crate) sender: mpsc::Sender<SendRequest>,
     /// One permit for each message that may wait to be sent. Empty before the workers run; closed once they have
     /// ended.
     pub(crate) permits: Arc<Semaphore>,
     pub(crate) tracer: Option<Arc<dyn Tracer>>,
-    /// The trace of the message that is being handled.
-    pub(crate) trace: Option<TraceContext>,
     /// How a worker sends without the driver. `None` outside of workers.
-    pub(crate) direct: Option<Arc<DirectSends>>,
+    pub(crate) direct: Option<DirectSends>,
 }
 
 /// The settings of sends that do not pass through the driver.
@@ -113,7 +118,7 @@ impl<T: 'static> ProducerHandle<T> {
         queue: Arc<dyn Queue>,
         message: Outgoing,
     ) -> Result<MessageId> {
-        match &self.sends.direct {
+        match &self.sends.pool.direct {
             Some(direct) if queue.capabilities().coalesces => {
                 self.sends.send_directly(direct, &*queue, message).await
             }
@@ -131,10 +136,12 @@ impl SendChannel {
     async fn send(&self, queue: Arc<dyn Queue>, mut message: Outgoing) -> Result<MessageId> {
         self.add_trace(&mut message);
         let closed = Error::Closed { queue: Some(queue.name().clone()) };
-        let Ok(permit) = self.permits.clone().acquire_owned().await else { return Err(closed) };
+        let Ok(permit) = self.pool.permits.clone().acquire_owned().await else {
+            return Err(closed);
+        };
         let (reply, sent) = oneshot::channel();
         // There is room: the channel holds as many as there can be permits.
-        if self.sender.try_send(SendRequest { queue, message, reply, permit }).is_err() {
+        if self.pool.sender.try_send(SendRequest { queue, message, reply, permit }).is_err() {
             return Err(closed);
         }
         sent.await.unwrap_or(Err(closed))
@@ -154,7 +161,7 @@ impl SendChannel {
 
     fn add_trace(&self, message: &mut Outgoing) {
         let current =
-            self.tracer.as_ref().and_then(|tracer| tracer.context(&tracing::Span::current()));
+            self.pool.tracer.as_ref().and_then(|tracer| tracer.context(&tracing::Span::current()));
         if let Some(context) = current.as_ref().or(self.trace.as_ref()) {
             context.add_to(&mut message.attributes);
         }
@@ -225,14 +232,14 @@ mod tests {
         let replies = backend.queue("replies", QueueOptions::new()).unwrap();
         let (sender, mut requests) = mpsc::channel(1);
         let metrics = PoolMetrics::new("jobs");
-        let direct = Arc::new(DirectSends { call_timeout: Duration::from_secs(1), metrics });
-        let sends = SendChannel {
+        let direct = DirectSends { call_timeout: Duration::from_secs(1), metrics };
+        let pool = PoolSends {
             sender,
             permits: Arc::new(Semaphore::new(1)),
             tracer: None,
-            trace: None,
             direct: Some(direct),
         };
+        let sends = SendChannel { pool: Arc::new(pool), trace: None };
         let producer = ProducerHandle::new(Arc::new(mailbox), sends);
 
         producer.send_for_handler(replies.clone(), Outgoing::new("one")).await.unwrap();

@@ -151,7 +151,7 @@ where
             ServiceRequest<J, R, C>,
             Response = Outcome,
             Error = BoxError,
-            Future = BoxFuture<'static, Result<Outcome, BoxError>>,
+            Future: Send + 'static,
         > + Clone
         + Send
         + Sync
@@ -172,14 +172,14 @@ where
             }
         };
         let metadata = request.message.metadata().clone();
-        self.service.call(ServiceRequest {
+        Box::pin(self.service.call(ServiceRequest {
             message: Received::new(body, metadata, mailbox.clone()),
             context: request.context,
             producer: request.producer.for_kind(mailbox.clone(), &self.kind),
             heartbeat: request.heartbeat,
             attempt: request.attempt,
             worker_id: request.worker_id,
-        })
+        }))
     }
 
     fn clone_boxed(&self) -> Box<dyn KindService<R, C>> {

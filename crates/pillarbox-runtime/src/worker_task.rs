@@ -76,14 +76,15 @@ impl WorkerTask {
             for assignment in assignments {
                 // If handlers block all threads, the dispatcher may be too late to take it back.
                 let is_declined = self.pool.control.is_stopping() && assignment.lease.take_back();
-                let report = if is_declined {
-                    WorkerReport::Declined { key: assignment.key, worker: self.id }
+                let (report, now) = if is_declined {
+                    let (key, worker) = (assignment.key, self.id);
+                    (WorkerReport::Declined { key, worker }, Instant::now())
                 } else if assignment.lease.begin() {
                     self.work(assignment).await
                 } else {
-                    WorkerReport::Skipped { worker: self.id }
+                    (WorkerReport::Skipped { worker: self.id }, Instant::now())
                 };
-                if self.reports.add(report, Instant::now()) {
+                if self.reports.add(report, now) {
                     if !self.reports.pass_on() {
                         return;
                     }
@@ -102,7 +103,8 @@ impl WorkerTask {
         }
     }
 
-    async fn work(&mut self, assignment: Assignment) -> WorkerReport {
+    /// Handles a delivery. Returns the report, and when the handler and its hooks had ended.
+    async fn work(&mut self, assignment: Assignment) -> (WorkerReport, Instant) {
         let Assignment { key, source, message, receipt, lease, attempt, must_record_start } =
             assignment;
         let worker = self.id;
@@ -111,12 +113,13 @@ impl WorkerTask {
             self.reports.add(WorkerReport::Starting { key }, Instant::now());
             let may_run = self.reports.pass_on() && lease.started().await;
             if !may_run && !lease.is_lost() {
-                return WorkerReport::Declined { key, worker };
+                return (WorkerReport::Declined { key, worker }, Instant::now());
             }
         }
         if lease.is_lost() {
-            let verdict = Verdict::NotRun;
-            return WorkerReport::Finished(Finished { key, source, worker, verdict, took: None });
+            let (verdict, took) = (Verdict::NotRun, None);
+            let finished = Finished { key, source, worker, verdict, took };
+            return (WorkerReport::Finished(finished), Instant::now());
         }
         let ServedMailbox { queue: served, policy, hooks, prototype } =
             &self.pool.mailboxes[source];
@@ -142,7 +145,7 @@ impl WorkerTask {
         let request = UndecodedRequest {
             metadata: Metadata::new(message.clone(), served.clone(), receipt, lease.clone()),
             heartbeat: Heartbeat(lease.clone()),
-            sends: SendChannel { trace: trace.clone(), ..self.pool.sends.clone() },
+            sends: SendChannel { pool: self.pool.sends.pool.clone(), trace: trace.clone() },
             attempt,
             worker_id: WorkerId(self.id),
         };
@@ -157,7 +160,10 @@ impl WorkerTask {
         // If a layer or a codec panics, the worker goes on with a new service.
         let ended = {
             let service = &mut self.services[source];
-            let guarded = AssertUnwindSafe(async { service.serve(request).await });
+            let guarded = AssertUnwindSafe(async {
+                service.decode(request)?;
+                std::future::poll_fn(|context| service.poll_call(context)).await?.await
+            });
             let guarded = guarded.catch_unwind().instrument(span.clone());
             let ending = async {
                 tokio::select! {
@@ -168,7 +174,8 @@ impl WorkerTask {
             };
             self.reports.pass_on_while_pending(ending).await
         };
-        let took = Some(start.elapsed());
+        let mut end = Instant::now();
+        let took = Some(end - start);
         // Tasks and threads that the handler left behind can no longer acknowledge.
         let is_acknowledged = lease.close();
         let verdict_of = |result| match result {
@@ -196,8 +203,9 @@ impl WorkerTask {
         {
             let hooks = hooks.failed(FailedAttempt::new(about(), failure, disposition));
             self.reports.pass_on_while_pending(hooks).await;
+            end = Instant::now();
         }
-        WorkerReport::Finished(Finished { key, source, worker, verdict, took })
+        (WorkerReport::Finished(Finished { key, source, worker, verdict, took }), end)
     }
 }
 
@@ -209,7 +217,7 @@ fn join_trace(
     sends: &SendChannel,
 ) -> bool {
     span.record("trace_id", trace.trace_id());
-    let Some(tracer) = &sends.tracer else { return true };
+    let Some(tracer) = &sends.pool.tracer else { return true };
     let relation =
         if attempt <= 1 { SpanRelation::Child(trace) } else { SpanRelation::Link(trace) };
     // A failure of tracing must not keep a message from being handled.

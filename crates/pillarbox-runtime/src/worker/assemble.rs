@@ -15,7 +15,7 @@ use crate::driver::{Driver, DriverSettings, MailboxQueues};
 use crate::mailbox_service::MailboxService;
 use crate::metrics::PoolMetrics;
 use crate::outcome::{Failure, FailureKind};
-use crate::producer::{DirectSends, SendChannel, SendRequest};
+use crate::producer::{DirectSends, SendRequest};
 use crate::retry_policy::fit_delay;
 use crate::service::ServiceStackOptions;
 use crate::stats::StatsSnapshot;
@@ -99,8 +99,7 @@ pub(super) async fn run(
         name,
     };
     let (call_timeout, metrics) = (settings.call_timeout, PoolMetrics::new(&settings.name));
-    let direct = Some(Arc::new(DirectSends { call_timeout, metrics }));
-    let channel = SendChannel { direct, ..state.send_channel() };
+    let channel = state.send_channel(Some(DirectSends { call_timeout, metrics }));
     let pool = Arc::new(PoolContext { control: state, sends: channel, mailboxes: served });
     let driver = Driver::new(settings, queues, dispatcher, pool, sends, desired_changed, snapshot);
     let mut beside: FuturesUnordered<_> = beside.into_iter().collect();

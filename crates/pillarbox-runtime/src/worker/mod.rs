@@ -272,7 +272,7 @@ impl<T: Send + Sync + 'static, R: 'static, C: Send + Sync + 'static> ReadyWorker
         let (queue, backend) = (mailbox.queue().clone(), mailbox.backend().cloned());
         let build = Box::new(move |options: &ServiceStackOptions| -> Box<dyn MailboxService> {
             let (mailbox, service) = (Arc::new(mailbox), (service.build)(options));
-            Box::new(TypedMailboxService { mailbox, context, service, error_reply })
+            Box::new(TypedMailboxService { mailbox, context, service, error_reply, decoded: None })
         });
         (AnyMailbox { queue, backend, options, build }, others, pool, channels)
     }
