@@ -13,21 +13,26 @@ use crate::outcome::FailureKind;
 // Counters are registered when a pool starts, with every label value that is known then: Prometheus' `increase`
 // misses the first increment of a counter that appears with it.
 
-/// The outcomes of a request of a main loop.
-const ANSWERS: [&str; 4] = ["output", "failed", "timeout", "deadline"];
+/// The requests of a main loop, by outcome.
+pub(crate) struct AnswerMetrics([(&'static str, Counter); 4]);
 
-fn answers(queue: &QueueName, outcome: &'static str) -> Counter {
-    counter!("pillarbox.requests.answered", "queue" => queue.to_string(), "outcome" => outcome)
-}
+impl AnswerMetrics {
+    /// Registers the counters of a main loop.
+    pub(crate) fn new(queue: &QueueName) -> Self {
+        Self(["output", "failed", "timeout", "deadline"].map(|outcome| {
+            let queue = queue.to_string();
+            (
+                outcome,
+                counter!("pillarbox.requests.answered", "queue" => queue, "outcome" => outcome),
+            )
+        }))
+    }
 
-/// Registers the counters of a main loop.
-pub(crate) fn answering(queue: &QueueName) {
-    ANSWERS.iter().for_each(|outcome| drop(answers(queue, outcome)));
-}
-
-/// Counts a request of a main loop.
-pub(crate) fn answered(queue: &QueueName, outcome: &'static str) {
-    answers(queue, outcome).increment(1);
+    /// Counts a request.
+    pub(crate) fn answered(&self, outcome: &'static str) {
+        let counter = self.0.iter().find(|(other, _)| *other == outcome);
+        counter.into_iter().for_each(|(_, counter)| counter.increment(1));
+    }
 }
 
 /// The metrics of one queue. Each is looked up once; without a recorder they do nothing.

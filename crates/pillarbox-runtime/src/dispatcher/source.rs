@@ -201,13 +201,13 @@ impl Source {
 
     /// Schedules a look at a delivery.
     pub(super) fn look_at(&mut self, key: Key, at: Instant) {
-        let index = match self.renewals.back() {
+        match self.renewals.back() {
             Some((last, _)) if *last > at => {
-                self.renewals.partition_point(|(other, _)| *other <= at)
+                let index = self.renewals.partition_point(|(other, _)| *other <= at);
+                self.renewals.insert(index, (at, key));
             }
-            _ => self.renewals.len(),
-        };
-        self.renewals.insert(index, (at, key));
+            _ => self.renewals.push_back((at, key)),
+        }
     }
 
     /// Drops the renewals of deliveries that are no longer in flight once they are the majority. Otherwise each

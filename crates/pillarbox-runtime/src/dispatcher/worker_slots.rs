@@ -114,11 +114,12 @@ impl Dispatcher {
         let is_before =
             |other: &Key| self.in_flight.get(*other).is_none_or(|other| other.turn <= turn);
         // Nearly all are appended.
-        let index = match self.unassigned.back() {
-            Some(last) if !is_before(last) => self.unassigned.partition_point(is_before),
-            _ => self.unassigned.len(),
-        };
-        self.unassigned.insert(index, key);
+        match self.unassigned.back() {
+            Some(last) if !is_before(last) => {
+                self.unassigned.insert(self.unassigned.partition_point(is_before), key);
+            }
+            _ => self.unassigned.push_back(key),
+        }
     }
 
     /// Assigns deliveries in turn, each to the worker with the lowest load, while one has room.

@@ -1,11 +1,12 @@
 //! The calls of queues that the driver makes, and their results.
 
 use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use futures_util::future::{AbortHandle, Abortable};
 use pillarbox_core::clock::later;
-use pillarbox_core::{Counts, Delivery, Error, Queue, Receive, Result, Sent, Settle};
+use pillarbox_core::{BoxFuture, Counts, Delivery, Error, Queue, Receive, Result, Sent, Settle};
 use tokio::time::Instant;
 
 use super::Driver;
@@ -37,12 +38,26 @@ impl Driver {
         let call = async move { in_time(limit, &*queue, "receive", queue.receive(request)).await };
         let call = Abortable::new(call, registration);
         self.fetches[source] = Some(handle);
-        self.calls.push(Box::pin(async move {
+        let call = Box::pin(async move {
             match call.await {
                 Ok(result) => CallResult::Fetched { source, result },
                 Err(_) => CallResult::FetchAborted,
             }
-        }));
+        });
+        if waits {
+            self.calls.push(call);
+        } else {
+            self.start(call);
+        }
+    }
+
+    /// Starts a call. If it ends at once, as in memory, it never is under way.
+    fn start(&mut self, mut call: BoxFuture<'static, CallResult>) {
+        // If it does not end, it is polled again, with a waker.
+        match call.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(result) => self.call_ended(result),
+            Poll::Pending => self.calls.push(call),
+        }
     }
 
     pub(super) fn cancel_fetch(&mut self, source: usize) {
@@ -62,7 +77,7 @@ impl Driver {
         // Two of these must fit into what is left of a lease.
         let third = self.queues[source].visibility / 3;
         let limit = self.settings.call_timeout.min(third);
-        self.calls.push(Box::pin(async move {
+        self.start(Box::pin(async move {
             let result = in_time(limit, &*queue, "settle", queue.settle(batch)).await;
             CallResult::Settled { source, kind, call, result }
         }));
@@ -72,7 +87,7 @@ impl Driver {
     pub(super) fn send(&mut self) {
         while let Some(call) = self.outbox.next_call() {
             let limit = self.settings.call_timeout;
-            self.calls.push(Box::pin(async move {
+            self.start(Box::pin(async move {
                 let SendCall { queue, messages, origins } = call;
                 let result = in_time(limit, &*queue, "send", queue.send(messages)).await;
                 CallResult::Sent { queue, origins, result }

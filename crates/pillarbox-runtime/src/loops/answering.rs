@@ -14,6 +14,7 @@
 //! The id of an answer is derived from its request: an answer that is stored twice before it is received is
 //! received once.
 
+use std::borrow::Cow;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::task::Poll;
@@ -30,10 +31,11 @@ use uuid::Uuid;
 use super::message::{MainLoopRequest, MainLoopResult, RemoteError, RemoteErrorKind};
 use super::run::{LiveResources, LoopCall, RequestInfo, Run};
 use crate::attributes::{DEADLINE, replay_count};
+use crate::call_timeout::until;
 use crate::dead_letters::DeadLetter;
 use crate::handler::Parts;
 use crate::log::DELIVERIES;
-use crate::metrics;
+use crate::metrics::AnswerMetrics;
 use crate::outcome::{BoxError, Failure, FailureKind, Outcome, truncate_error};
 use crate::request::ServiceRequest;
 
@@ -56,6 +58,7 @@ pub(super) struct AnswerOptions {
     pub(super) timeout: Option<Duration>,
     /// Whether a failure is answered at once, because the loop has no dead letters.
     pub(super) answers_failures: bool,
+    pub(super) metrics: AnswerMetrics,
 }
 
 impl<U, O> Clone for AnswerService<U, O> {
@@ -121,10 +124,10 @@ impl AnswerOptions {
         let (queue, message_id) = (parts.metadata.queue(), parts.metadata.id());
         let worker_id = parts.worker_id.0;
         match &outcome {
-            Ok(_) => metrics::answered(queue, "output"),
+            Ok(_) => self.metrics.answered("output"),
             Err(error) => {
                 let (kind, error) = (error.kind.as_str(), &*error.text);
-                metrics::answered(queue, kind);
+                self.metrics.answered(kind);
                 tracing::warn!(target: DELIVERIES, %queue, %message_id, worker_id, %request_id, kind, error, "a request failed");
             }
         }
@@ -147,15 +150,18 @@ impl AnswerOptions {
         // This clone of the adapter is dropped after a panic. State that adapters share is their responsibility.
         let work = AssertUnwindSafe(async { adapter.oneshot(call).await }).catch_unwind();
         let ended = match limit {
-            Some(limit) => tokio::time::timeout_at(after(limit), work).await,
-            None => Ok(work.await),
+            Some(limit) => {
+                let deadline = after(limit);
+                until(|| deadline, work).await
+            }
+            None => Some(work.await),
         };
         match ended {
-            Ok(Ok(Ok(output))) => AdapterResult::Output(output),
-            Ok(Ok(Err(error))) => AdapterResult::Failed(Failure::from_service(error)),
-            Ok(Err(payload)) => AdapterResult::Failed(Failure::panic(&*payload)),
-            Err(_) if limit == left => AdapterResult::Deadline,
-            Err(_) => {
+            Some(Ok(Ok(output))) => AdapterResult::Output(output),
+            Some(Ok(Err(error))) => AdapterResult::Failed(Failure::from_service(error)),
+            Some(Err(payload)) => AdapterResult::Failed(Failure::panic(&*payload)),
+            None if limit == left => AdapterResult::Deadline,
+            None => {
                 let text = format!("the adapter took longer than {:?}", limit.unwrap_or_default());
                 AdapterResult::Failed(Failure::new(FailureKind::Timeout, text))
             }
@@ -200,7 +206,12 @@ pub(super) fn dead_lettered<O>(letter: &DeadLetter) -> (MessageId, MainLoopResul
 /// Returns the id of the answer to a request: the same at each delivery of its message, and another one if the
 /// request is sent again or replayed.
 fn reply_id(request_id: Uuid, message_id: MessageId, replays: u32) -> MessageId {
-    MessageId::from_key(&format!("reply to {request_id} of {message_id}, replay {replays}"))
+    let (mut one, mut other) = (Uuid::encode_buffer(), Uuid::encode_buffer());
+    let request_id = request_id.hyphenated().encode_lower(&mut one);
+    let message_id = message_id.as_uuid().hyphenated().encode_lower(&mut other);
+    let replays = if replays == 0 { Cow::Borrowed("0") } else { replays.to_string().into() };
+    let key = ["reply to ", request_id, " of ", message_id, ", replay ", &replays];
+    MessageId::from_key(&key.concat())
 }
 
 /// Sends the answer, and returns the outcome of the request.
@@ -250,6 +261,20 @@ async fn reply<U: 'static, O: 'static>(
                 tokio::time::sleep(delay.next_delay()).await;
                 tries += 1;
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_id_of_a_reply_stays_derivable_after_an_upgrade() {
+        let (request, message) = (Uuid::from_u128(u128::MAX / 3), MessageId::new());
+        for replays in [0, 1, u32::MAX] {
+            let key = format!("reply to {request} of {message}, replay {replays}");
+            assert_eq!(reply_id(request, message, replays), MessageId::from_key(&key));
         }
     }
 }

@@ -15,7 +15,7 @@ use super::run::{LiveResources, LoopCall};
 use super::sweep;
 use crate::control::Control;
 use crate::dead_letters::DlqPolicy;
-use crate::metrics;
+use crate::metrics::AnswerMetrics;
 use crate::outcome::BoxError;
 use crate::runnable::Runnable;
 use crate::stats::StatsSnapshot;
@@ -219,9 +219,9 @@ impl<U: Send + Sync + 'static, O: Send + 'static> MainLoop<U, O> {
     /// Builds the worker.
     fn ready(self) -> ReadyWorker<MainLoopRequest<U>, MainLoopResult<O>> {
         let Self { worker, requests, adapter, live, timeout, keep_replies_for } = self;
-        metrics::answering(requests.name());
+        let metrics = AnswerMetrics::new(requests.name());
         let answers_failures = !worker.has_dead_letters();
-        let options = Arc::new(AnswerOptions { live, timeout, answers_failures });
+        let options = Arc::new(AnswerOptions { live, timeout, answers_failures, metrics });
         let worker = worker
             .without_timeout()
             .error_reply_with_id(dead_lettered)
