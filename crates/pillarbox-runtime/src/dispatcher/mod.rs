@@ -170,9 +170,13 @@ impl Dispatcher {
         self.actions.pop_front()
     }
 
-    /// Takes the events since the last call.
-    pub(crate) fn take_events(&mut self) -> std::vec::Drain<'_, DeliveryEvent> {
-        self.events.drain(..)
+    /// Returns the events since the last call of [`clear_events`](Self::clear_events).
+    pub(crate) fn events(&self) -> &[DeliveryEvent] {
+        &self.events
+    }
+
+    pub(crate) fn clear_events(&mut self) {
+        self.events.clear();
     }
 
     pub(crate) const fn mode(&self) -> Mode {

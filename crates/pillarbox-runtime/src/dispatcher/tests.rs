@@ -132,7 +132,8 @@ impl Bench {
                 Action::Finish => self.is_over = true,
             }
         }
-        self.events.extend(self.dispatcher.take_events());
+        self.events.extend_from_slice(self.dispatcher.events());
+        self.dispatcher.clear_events();
     }
 
     fn input(&mut self, input: Input) {

@@ -55,7 +55,10 @@ impl Driver {
     fn start(&mut self, mut call: BoxFuture<'static, CallResult>) {
         // If it does not end, it is polled again, with a waker.
         match call.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
-            Poll::Ready(result) => self.call_ended(result),
+            Poll::Ready(result) => {
+                self.has_ended_at_once = true;
+                self.call_ended(result);
+            }
             Poll::Pending => self.calls.push(call),
         }
     }

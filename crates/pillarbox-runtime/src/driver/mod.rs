@@ -77,6 +77,8 @@ pub(crate) struct Driver {
     outbox: Outbox,
     dead_letters: HashMap<Key, DeadLetterInProgress>,
     calls: FuturesUnordered<BoxFuture<'static, CallResult>>,
+    /// A call has ended at once since the last turn.
+    has_ended_at_once: bool,
     /// The receive under way, by source.
     fetches: Vec<Option<AbortHandle>>,
     pool: Arc<PoolContext>,
@@ -123,6 +125,7 @@ impl Driver {
             outbox: Outbox::default(),
             dead_letters: HashMap::new(),
             calls: FuturesUnordered::new(),
+            has_ended_at_once: false,
             fetches: queues.iter().map(|_| None).collect(),
             timer: Box::pin(tokio::time::sleep_until(now)),
             tally: Tally::new(snapshot, now),
@@ -145,9 +148,10 @@ impl Driver {
     pub(crate) async fn run(mut self) -> Result<StatsSnapshot> {
         let (pool, workers) = (&*self.settings.name, self.dispatcher.active_workers());
         tracing::info!(target: CONTROL, pool, workers, "started");
+        let mut now = Instant::now();
+        let mut is_first = true;
         loop {
             self.pool.control.pulse.turn();
-            let now = Instant::now();
             self.dispatcher.plan(now);
             // Report what happened before starting what follows from it.
             self.report();
@@ -157,6 +161,12 @@ impl Driver {
                 self.perform(action);
             }
             self.send();
+            // Calls that ended at once are planned for at once, but only then: otherwise nothing else is taken in.
+            if std::mem::take(&mut self.has_ended_at_once) && is_first && !is_over {
+                is_first = false;
+                now = self.handle_inputs();
+                continue;
+            }
             self.count(now);
             self.publish(now);
             if is_over {
@@ -164,7 +174,8 @@ impl Driver {
             }
             self.set_timer(now);
             std::future::poll_fn(|context| self.poll_inputs(context)).await;
-            self.handle_inputs();
+            is_first = true;
+            now = self.handle_inputs();
             if self.dispatcher.has_busy_worker() {
                 // It may be about to report, and may do so first: inputs of one turn share their calls.
                 yield_behind_others().await;
@@ -173,17 +184,19 @@ impl Driver {
                     Poll::Ready(())
                 })
                 .await;
-                self.handle_inputs();
+                now = self.handle_inputs();
             }
         }
         self.shut_down().await
     }
 
-    fn handle_inputs(&mut self) {
+    /// Lets the dispatcher take in what has happened. Returns the time that it was given.
+    fn handle_inputs(&mut self) -> Instant {
         let now = Instant::now();
         while let Some(input) = self.inputs.pop_front() {
             self.dispatcher.handle(input, now);
         }
+        now
     }
 
     /// Takes in everything that is ready. Pending if nothing is.

@@ -20,16 +20,17 @@ impl Driver {
     pub(super) fn report(&mut self) {
         let Self { dispatcher, tally, queue_metrics, queues, pool, .. } = self;
         let has_listeners = pool.control.events.has_listeners();
-        for event in dispatcher.take_events() {
-            tally.add(&event);
-            queue_metrics[event.source].add(&event);
+        for event in dispatcher.events() {
+            tally.add(event);
+            queue_metrics[event.source].add(event);
             let mailbox = &queues[event.source];
-            log::delivery(&event, mailbox.queue.name());
-            if has_listeners && let Some(event) = public_event(event, mailbox) {
+            log::delivery(event, mailbox.queue.name());
+            if has_listeners && let Some(event) = public_event(event.clone(), mailbox) {
                 pool.control.emit(|| event);
             }
             self.is_dirty = true;
         }
+        dispatcher.clear_events();
         let mode = self.dispatcher.mode();
         if mode == self.mode {
             return;

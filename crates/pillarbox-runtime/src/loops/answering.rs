@@ -81,7 +81,7 @@ impl<U: Send + Sync + 'static, O: Send + 'static> Service<Request<U, O>> for Ans
 
     fn call(&mut self, request: Request<U, O>) -> Self::Future {
         let (adapter, options) = (self.adapter.clone(), self.options.clone());
-        Box::pin(async move { options.handle(adapter, request).await })
+        Box::pin(options.handle(adapter, request))
     }
 }
 
@@ -95,7 +95,7 @@ enum AdapterResult<O> {
 
 impl AnswerOptions {
     async fn handle<U: Send + Sync + 'static, O: Send + 'static>(
-        &self,
+        self: Arc<Self>,
         adapter: BoxCloneSyncService<LoopCall<U>, O, BoxError>,
         request: Request<U, O>,
     ) -> Result<Outcome, BoxError> {
