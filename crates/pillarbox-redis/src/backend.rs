@@ -18,7 +18,7 @@ use crate::format::{Keys, REGISTRY};
 use crate::open_queues::OpenQueues;
 use crate::options::{RedisOptions, Settings, partitions_with_ttl};
 use crate::partition_layout::PartitionNumber;
-use crate::queue::{CAPABILITIES, PARTITIONED_CAPABILITIES, RedisQueue};
+use crate::queue::{CAPABILITIES, RedisQueue, capabilities};
 use crate::queue_state::QueueState;
 use crate::reply::ReplyReader;
 use crate::retrying_client::RetryingClient;
@@ -165,10 +165,8 @@ pub(crate) fn read_registry(mut reply: ReplyReader) -> Result<Vec<(QueueName, f6
 
 impl Backend for RedisBackend {
     fn capabilities(&self) -> &Capabilities {
-        match self.context().client.settings.partitions {
-            1 => &CAPABILITIES,
-            _ => &PARTITIONED_CAPABILITIES,
-        }
+        let settings = &self.context().client.settings;
+        capabilities(settings, settings.partitions > 1)
     }
 
     fn queue(&self, name: &QueueName, options: QueueOptions) -> Result<Arc<dyn Queue>> {

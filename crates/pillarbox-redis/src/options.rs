@@ -347,8 +347,8 @@ impl RedisOptions {
         self
     }
 
-    /// Sets whether concurrent operations on a queue are coalesced into one call to the server. Defaults
-    /// to true.
+    /// Sets whether concurrent operations on a queue are coalesced into one call to the server, and reported so in
+    /// [`Capabilities::coalesces`](pillarbox_core::Capabilities::coalesces). Defaults to true.
     pub fn coalesce(mut self, coalesce: bool) -> Self {
         self.settings.coalesce = coalesce;
         self

@@ -11,6 +11,7 @@ use pillarbox_core::{
 use crate::failure::Failure;
 use crate::open_queues::OpenQueues;
 use crate::operations::SendOutcome;
+use crate::options::Settings;
 use crate::partition_layout::{Layout, MAX_PARTITIONS, PartitionNumber};
 use crate::partitioned_queue::{Outcomes, PartitionedQueue, Position};
 use crate::waiting::Wait;
@@ -18,6 +19,7 @@ use crate::waiting::Wait;
 /// Maximum size of a body. Redis itself has a limit of 512 MiB per command.
 const MAX_BODY: usize = 256 << 20;
 
+/// Capabilities of a queue with one partition.
 pub(crate) static CAPABILITIES: LazyLock<Capabilities> = LazyLock::new(|| {
     let mut capabilities = Capabilities::full("redis");
     capabilities.durable = true;
@@ -29,7 +31,7 @@ pub(crate) static CAPABILITIES: LazyLock<Capabilities> = LazyLock::new(|| {
 });
 
 /// Capabilities of a queue with several partitions.
-pub(crate) static PARTITIONED_CAPABILITIES: LazyLock<Capabilities> = LazyLock::new(|| {
+static PARTITIONED_CAPABILITIES: LazyLock<Capabilities> = LazyLock::new(|| {
     let mut capabilities = CAPABILITIES.clone();
     capabilities.fifo = false;
     // Each partition takes its share.
@@ -38,6 +40,24 @@ pub(crate) static PARTITIONED_CAPABILITIES: LazyLock<Capabilities> = LazyLock::n
     capabilities.default_ttl = false;
     capabilities
 });
+
+/// The same, if calls are not coalesced: with one partition, and with several.
+static UNCOALESCED_CAPABILITIES: LazyLock<[Capabilities; 2]> = LazyLock::new(|| {
+    [&CAPABILITIES, &PARTITIONED_CAPABILITIES].map(|coalesced| {
+        let mut capabilities = (*coalesced).clone();
+        capabilities.coalesces = false;
+        capabilities
+    })
+});
+
+/// Returns the capabilities with these settings, for a queue with one or several partitions.
+pub(crate) fn capabilities(settings: &Settings, is_partitioned: bool) -> &'static Capabilities {
+    match (settings.coalesce, is_partitioned) {
+        (true, false) => &CAPABILITIES,
+        (true, true) => &PARTITIONED_CAPABILITIES,
+        (false, _) => &UNCOALESCED_CAPABILITIES[usize::from(is_partitioned)],
+    }
+}
 
 /// A handle of one queue.
 #[derive(Debug)]
@@ -67,7 +87,7 @@ impl Queue for RedisQueue {
     fn capabilities(&self) -> &Capabilities {
         let is_partitioned =
             self.wanted_partitions() > 1 || self.queue.state.known_layout().received_from > 1;
-        if is_partitioned { &PARTITIONED_CAPABILITIES } else { &CAPABILITIES }
+        capabilities(&self.queue.context().client.settings, is_partitioned)
     }
 
     fn send(&self, batch: Vec<Outgoing>) -> BoxFuture<'_, Result<Vec<Result<Sent>>>> {

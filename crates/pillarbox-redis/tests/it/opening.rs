@@ -577,3 +577,21 @@ async fn a_user_with_the_documented_permissions_can_do_everything() {
         drop(queue);
     }
 }
+
+#[tokio::test]
+async fn a_backend_says_whether_it_coalesces() {
+    let server = RedisServer::start();
+    for (options, coalesces) in [
+        ("", true),
+        ("?partitions=3", true),
+        ("?coalesce=false", false),
+        ("?coalesce=false&partitions=3", false),
+    ] {
+        let backend = open(&format!("{}{options}", server.url())).await;
+        let opened = queue(&backend, "q");
+        for capabilities in [backend.capabilities(), opened.capabilities()] {
+            assert_eq!(capabilities.coalesces, coalesces, "{options}");
+            assert_eq!(capabilities.fifo, !options.contains("partitions"), "{options}");
+        }
+    }
+}
