@@ -36,31 +36,22 @@ pub(crate) struct IdleWriter {
     requests: Arc<RequestQueue>,
     clock: Arc<dyn Clock>,
     syncer: Syncer,
-    change_poll: ChangePoll,
+    cache: Cache,
     state: State,
 }
 
-/// What a writer keeps from one batch to the next.
+/// What a writer keeps from one batch to the next, beside the cache of its store.
 struct State {
-    cache: Cache,
+    /// Receives that wait, in order of arrival.
     waiters: HashMap<QueueName, VecDeque<Waiter>>,
+    /// The version of the database that the store's cache is of.
     data_version: Option<i64>,
+    change_poll: ChangePoll,
+    /// When all queues with waiters were last served.
     last_poll: Instant,
+    /// When rows of purged queues may be deleted.
     reclaim_at: Instant,
     checkpointer: Checkpointer,
-}
-
-impl State {
-    fn new() -> Self {
-        Self {
-            cache: Cache::default(),
-            waiters: HashMap::new(),
-            data_version: None,
-            last_poll: Instant::now(),
-            reclaim_at: Instant::now(),
-            checkpointer: Checkpointer::new(),
-        }
-    }
 }
 
 impl IdleWriter {
@@ -72,43 +63,38 @@ impl IdleWriter {
         syncer: Syncer,
         change_poll: ChangePoll,
     ) -> Self {
-        let state = State::new();
-        Self { connection, storage, requests, clock, syncer, change_poll, state }
+        let state = State {
+            waiters: HashMap::new(),
+            data_version: None,
+            change_poll,
+            last_poll: Instant::now(),
+            reclaim_at: Instant::now(),
+            checkpointer: Checkpointer::new(),
+        };
+        Self { connection, storage, requests, clock, syncer, cache: Cache::default(), state }
     }
 
     /// Lets the writer work.
     pub(crate) fn resume<T>(&mut self, work: impl FnOnce(&mut Writer<'_>) -> T) -> T {
-        let state = std::mem::replace(&mut self.state, State::new());
+        let cache = std::mem::take(&mut self.cache);
         let mut writer = Writer {
             connection: &self.connection,
             storage: &self.storage,
             requests: &self.requests,
             clock: &*self.clock,
             syncer: &self.syncer,
-            change_poll: &mut self.change_poll,
-            store: Store::with_cache(&self.connection, state.cache),
-            waiters: state.waiters,
-            data_version: state.data_version,
-            last_poll: state.last_poll,
-            reclaim_at: state.reclaim_at,
-            checkpointer: state.checkpointer,
+            store: Store::with_cache(&self.connection, cache),
+            state: &mut self.state,
         };
         let result = work(&mut writer);
-        self.state = State {
-            cache: writer.store.into_cache(),
-            waiters: writer.waiters,
-            data_version: writer.data_version,
-            last_poll: writer.last_poll,
-            reclaim_at: writer.reclaim_at,
-            checkpointer: writer.checkpointer,
-        };
+        self.cache = writer.store.into_cache();
         result
     }
 
     /// Sends the last replies and closes the file.
     pub(crate) fn close(self) {
         // Before the log is deleted, which it would report.
-        drop(self.change_poll);
+        drop(self.state);
         drop(self.syncer);
         self.storage.before_close(&self.connection);
     }
@@ -131,31 +117,22 @@ pub(crate) struct Writer<'c> {
     requests: &'c Arc<RequestQueue>,
     clock: &'c dyn Clock,
     syncer: &'c Syncer,
-    change_poll: &'c mut ChangePoll,
     store: Store<'c>,
-    /// Receives that wait, in order of arrival.
-    waiters: HashMap<QueueName, VecDeque<Waiter>>,
-    /// The version of the database that the store's cache is of.
-    data_version: Option<i64>,
-    /// When all queues with waiters were last served.
-    last_poll: Instant,
-    /// When rows of purged queues may be deleted.
-    reclaim_at: Instant,
-    checkpointer: Checkpointer,
+    state: &'c mut State,
 }
 
 impl<'c> Writer<'c> {
     /// Returns the time to sleep if no request comes. `None` for no limit.
     pub(crate) fn idle_timeout(&mut self) -> Option<Duration> {
         if self.has_garbage() {
-            return Some(self.reclaim_at.saturating_duration_since(Instant::now()));
+            return Some(self.state.reclaim_at.saturating_duration_since(Instant::now()));
         }
-        if self.waiters.is_empty() {
+        if self.state.waiters.is_empty() {
             return None;
         }
         let now = self.clock.now();
-        let mut timeout = self.change_poll.next(self.requests);
-        for queue in self.waiters.keys() {
+        let mut timeout = self.state.change_poll.next(self.requests);
+        for queue in self.state.waiters.keys() {
             // Not longer, also if no other process can write: the clock of the machine may be set forward.
             let due = self.store.next_due(queue).map(|due| due.since(now).min(LONGEST_INTERVAL));
             // It was evicted, or a transaction was rolled back: its timers are unknown.
@@ -182,7 +159,8 @@ impl<'c> Writer<'c> {
     pub(crate) fn try_execute(&mut self, request: Request) -> Result<(), Request> {
         let may_reply = !request.must_sync() || (self.syncer.is_quick() && self.syncer.is_idle());
         // The writer thread serves the waiters, and checkpoints.
-        if !may_reply || !self.waiters.is_empty() || self.checkpointer.may_be_due_next() {
+        if !may_reply || !self.state.waiters.is_empty() || self.state.checkpointer.may_be_due_next()
+        {
             return Err(request);
         }
         let mut batch = vec![request];
@@ -192,7 +170,7 @@ impl<'c> Writer<'c> {
         match done {
             Ok(guard) => {
                 self.storage.after_commit(self.connection);
-                self.checkpointer.is_due(self.connection);
+                self.state.checkpointer.is_due(self.connection);
                 drop(guard);
                 if batch.iter().any(Request::would_wait) {
                     return Err(batch.remove(0));
@@ -214,7 +192,7 @@ impl<'c> Writer<'c> {
     /// Returns whether there is something to do although no request has come.
     fn has_background_work(&mut self) -> bool {
         self.remove_cancelled_waiters();
-        if self.has_garbage() && self.reclaim_at <= Instant::now() {
+        if self.has_garbage() && self.state.reclaim_at <= Instant::now() {
             return true;
         }
         let checked = self.storage.check().and_then(|is_written| {
@@ -224,7 +202,7 @@ impl<'c> Writer<'c> {
             }
             self.refresh()?;
             let now = self.clock.now();
-            for queue in self.waiters.keys() {
+            for queue in self.state.waiters.keys() {
                 if self.store.may_be_ready(queue, now)? {
                     return Ok(true);
                 }
@@ -232,11 +210,11 @@ impl<'c> Writer<'c> {
             Ok(false)
         });
         // The transaction will fail as well, and report the error to the waiters.
-        checked.unwrap_or(!self.waiters.is_empty())
+        checked.unwrap_or(!self.state.waiters.is_empty())
     }
 
     fn remove_cancelled_waiters(&mut self) {
-        self.waiters.retain(|_, waiters| {
+        self.state.waiters.retain(|_, waiters| {
             waiters.retain(|waiter| !waiter.reply.is_closed());
             !waiters.is_empty()
         });
@@ -246,10 +224,10 @@ impl<'c> Writer<'c> {
     fn refresh(&mut self) -> Result<bool, Failure> {
         let mut statement = self.connection.prepare_cached("PRAGMA data_version")?;
         let version = statement.query_row([], |row| row.get(0))?;
-        let is_changed = self.data_version != Some(version);
+        let is_changed = self.state.data_version != Some(version);
         if is_changed {
             self.store.clear();
-            self.data_version = Some(version);
+            self.state.data_version = Some(version);
         }
         Ok(is_changed)
     }
@@ -261,10 +239,10 @@ impl<'c> Writer<'c> {
             Ok(guard) => {
                 self.storage.after_commit(self.connection);
                 let batch = self.park_waiters(batch, served);
-                if self.checkpointer.is_due(self.connection) {
+                if self.state.checkpointer.is_due(self.connection) {
                     // Other processes must not write meanwhile, or the checkpoint would never be complete.
                     self.syncer.complete(batch);
-                    let checkpointer = &mut self.checkpointer;
+                    let checkpointer = &mut self.state.checkpointer;
                     let checkpoint = || checkpointer.run(self.connection);
                     self.storage.during_checkpoint(self.connection, checkpoint);
                     drop(guard);
@@ -276,14 +254,14 @@ impl<'c> Writer<'c> {
             Err(failure) => {
                 self.roll_back();
                 for (queue, waiter) in served.into_iter().rev() {
-                    self.waiters.entry(queue).or_default().push_front(waiter);
+                    self.state.waiters.entry(queue).or_default().push_front(waiter);
                 }
                 if batch.is_empty() {
                     // The waiters are the only callers to report it to.
-                    for waiter in self.waiters.drain().flat_map(|(_, waiters)| waiters) {
+                    for waiter in self.state.waiters.drain().flat_map(|(_, waiters)| waiters) {
                         let _ = waiter.reply.send(Err(failure.clone()));
                     }
-                    self.reclaim_at = Instant::now() + RECLAIM_RETRY_DELAY;
+                    self.state.reclaim_at = Instant::now() + RECLAIM_RETRY_DELAY;
                 } else if batch.len() > 1 && failure.may_concern_one_request() {
                     for request in batch {
                         self.execute(vec![request], Execution::Alone);
@@ -311,7 +289,7 @@ impl<'c> Writer<'c> {
                 if let Op::Receive(call) = op {
                     let (waiter, deliveries) = Call::new(call.input);
                     if call.reply.send(Ok(ReceiveReply::Waiting(deliveries))).is_ok() {
-                        self.waiters.entry(queue).or_default().push_back(waiter);
+                        self.state.waiters.entry(queue).or_default().push_back(waiter);
                     }
                 }
             }
@@ -369,7 +347,7 @@ impl<'c> Writer<'c> {
         }
         self.serve_waiters(batch, is_changed, served)?;
         self.receive(batch)?;
-        if self.reclaim_at <= Instant::now() && self.store.has_garbage()? {
+        if self.state.reclaim_at <= Instant::now() && self.store.has_garbage()? {
             self.store.reclaim()?;
         }
         self.store.flush()?;
@@ -437,20 +415,21 @@ impl<'c> Writer<'c> {
         is_changed: bool,
         served: &mut Vec<(QueueName, Waiter)>,
     ) -> Result<(), Failure> {
-        if self.waiters.is_empty() {
+        if self.state.waiters.is_empty() {
             return Ok(());
         }
-        let is_poll = is_changed || batch.is_empty() || self.last_poll.elapsed() > POLL_INTERVAL;
+        let is_poll =
+            is_changed || batch.is_empty() || self.state.last_poll.elapsed() > POLL_INTERVAL;
         let queues: Vec<QueueName> = if is_poll {
             self.remove_cancelled_waiters();
-            self.last_poll = Instant::now();
-            self.waiters.keys().cloned().collect()
+            self.state.last_poll = Instant::now();
+            self.state.waiters.keys().cloned().collect()
         } else {
             let touched = batch.iter().map(|request| &request.queue);
-            touched.filter(|queue| self.waiters.contains_key(*queue)).cloned().collect()
+            touched.filter(|queue| self.state.waiters.contains_key(*queue)).cloned().collect()
         };
         for queue in queues {
-            let Some(waiters) = self.waiters.get_mut(&queue) else { continue };
+            let Some(waiters) = self.state.waiters.get_mut(&queue) else { continue };
             while !waiters.is_empty() && self.store.ready(&queue)? > 0 {
                 let Some(mut waiter) = waiters.pop_front() else { break };
                 if waiter.reply.is_closed() {
@@ -467,7 +446,7 @@ impl<'c> Writer<'c> {
                 served.push((queue.clone(), waiter));
             }
             if waiters.is_empty() {
-                self.waiters.remove(&queue);
+                self.state.waiters.remove(&queue);
             }
         }
         Ok(())
