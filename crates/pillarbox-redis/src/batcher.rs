@@ -90,6 +90,17 @@ struct BatcherState<O: Operation> {
 }
 
 impl<O: Operation> BatcherState<O> {
+    const fn new() -> Self {
+        Self {
+            queued: VecDeque::new(),
+            queued_entries: 0,
+            idle: Vec::new(),
+            direct: 0,
+            running: 0,
+            recent_entries: 0,
+        }
+    }
+
     /// Returns the number of entries that are worth a further call.
     fn usual_entries(&self, limits: Limits) -> usize {
         (self.recent_entries / 8).min(MAX_AWAITED).min(limits.entries)
@@ -147,14 +158,7 @@ enum Service<O: Operation> {
 
 impl<O: Operation> Batcher<O> {
     pub(crate) fn new(runner: Arc<ScriptRunner>, limits: Limits) -> Arc<Self> {
-        let state = BatcherState {
-            queued: VecDeque::new(),
-            queued_entries: 0,
-            idle: Vec::new(),
-            direct: 0,
-            running: 0,
-            recent_entries: 0,
-        };
+        let state = BatcherState::new();
         let room = Semaphore::new(MAX_QUEUED);
         Arc::new(Self { runner, state: Mutex::new(state), room, limits })
     }
@@ -323,14 +327,7 @@ mod tests {
     const LIMITS: Limits = Limits { calls: 2, entries: 256 };
 
     fn idle() -> BatcherState<Settles> {
-        BatcherState {
-            queued: VecDeque::new(),
-            queued_entries: 0,
-            idle: Vec::new(),
-            direct: 0,
-            running: 0,
-            recent_entries: 0,
-        }
+        BatcherState::new()
     }
 
     fn usually(entries: usize) -> BatcherState<Settles> {

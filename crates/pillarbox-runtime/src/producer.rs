@@ -108,7 +108,7 @@ impl<T: 'static> ProducerHandle<T> {
         body: &U,
         options: SendOptions,
     ) -> Result<MessageId> {
-        self.forward(mailbox.queue().clone(), mailbox.encode(body, options)?).await
+        self.sends.send(mailbox.queue().clone(), mailbox.encode(body, options)?).await
     }
 
     /// Sends an encoded message for a handler that waits for it. If the backend coalesces concurrent sends, the
@@ -122,13 +122,8 @@ impl<T: 'static> ProducerHandle<T> {
             Some(direct) if queue.capabilities().coalesces => {
                 self.sends.send_directly(direct, &*queue, message).await
             }
-            _ => self.forward(queue, message).await,
+            _ => self.sends.send(queue, message).await,
         }
-    }
-
-    /// Sends an encoded message.
-    async fn forward(&self, queue: Arc<dyn Queue>, message: Outgoing) -> Result<MessageId> {
-        self.sends.send(queue, message).await
     }
 }
 

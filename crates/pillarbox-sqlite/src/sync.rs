@@ -1,8 +1,8 @@
 //! Waits for the disk apart from the work of the writer.
 //!
 //! The writer's connection does not sync at each commit (`synchronous = NORMAL`); the log is synced here instead,
-//! and no reply that confirms something is sent before. The writer executes the next batch while the disk works on the last one, so that
-//! with many callers neither waits for the other:
+//! and no reply that confirms something is sent before. The writer executes the next batch while the disk works on the
+//! last one, so that with many callers neither waits for the other:
 //!
 //! ```text
 //!   writer   ┤ batch 1 ├┤ batch 2 ├─────┤ batch 3 ├─────┤

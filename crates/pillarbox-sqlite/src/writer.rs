@@ -155,7 +155,7 @@ impl<'c> Writer<'c> {
     }
 
     /// Executes a request on the thread of its caller, and replies to it, if nothing can take long. Otherwise returns
-    /// the request, of which nothing was done or nothing has come.
+    /// the request unchanged: nothing was done, or it is a receive that found nothing and has to wait.
     pub(crate) fn try_execute(&mut self, request: Request) -> Result<(), Request> {
         let may_reply = !request.must_sync() || (self.syncer.is_quick() && self.syncer.is_idle());
         // The writer thread serves the waiters, and checkpoints.
